@@ -3,7 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use gpipe::{
-    Bytes, Nanos, Sequence,
+    Bytes, IntoTensors, Nanos, Sequence, Tensors,
     estimate::Rate,
     profile::{Profile, Profiling, Subject, profile},
 };
@@ -119,6 +119,9 @@ pub(crate) fn measure(
         batches.push((inputs, vec![targets]));
     }
     same_samples(&mut batches, samples)?;
+    let batches = batches.into_iter();
+    let batches: Vec<(Tensors, Tensors)> =
+        batches.map(|(inputs, targets)| (inputs.into_tensors(), targets.into_tensors())).collect();
     let machine = machine();
     // The configured schedule comes first, if its backwards are not split, because quartiles are
     // taken from the first schedule.

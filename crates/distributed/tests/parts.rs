@@ -8,7 +8,11 @@ use std::sync::Arc;
 
 use common::{
     DEADLINE, in_processes,
-    model::{Features, Named, Run, assert_same_bits, batch, bits, flat, model, uniform},
+    model::{
+        Features, Named, Run, assert_same_bits, batch, bits, flat,
+        gated::{self, Call},
+        model, uniform,
+    },
 };
 use gpipe::{
     Count, Loss, LossContext, Pipeline, PipelineBuilder, Schedule, Sequence, Sgd, TensorSpec,
@@ -107,6 +111,38 @@ fn transparency_of_input_gradients_in_processes() {
     let expected = gradient(builder());
     let found = in_processes(2, DEADLINE, |cluster| gradient(builder().processes(cluster)));
     assert!(found.iter().all(|own| *own == expected));
+}
+
+/// Layers on all stages see the inputs by name, and a `None` stays one on its way.
+#[test]
+fn transparency_of_named_and_none_values_in_processes() {
+    let trained = |builder: PipelineBuilder| {
+        let mut pipeline = builder.build().unwrap();
+        let mut numbers = Vec::new();
+        for form in [0, 31, 5, 10] {
+            let call = Call::new(form, Kind::Float);
+            let report = pipeline.train_step(call.inputs(), call.targets()).unwrap();
+            numbers.extend([report.loss.to_bits(), report.grad_norm.to_bits()]);
+            let outputs = pipeline.forward(call.inputs()).unwrap();
+            numbers.extend(bits(&outputs.tensors()[0]));
+            call.loss(&outputs.tensors()[0]).backward();
+            let back = pipeline.backward(&outputs, outputs.gradients()).unwrap();
+            numbers.extend(back.iter().flatten().flat_map(bits));
+            numbers.push(pipeline.update().unwrap().grad_norm.to_bits());
+        }
+        (numbers, flat(&mut pipeline))
+    };
+    let (numbers, state) = trained(gated::builder(&Run::plain(), Kind::Float));
+    let expected = merged(vec![state]);
+    for run in Run::all(gated::LAYERS).into_iter().filter(|run| run.stages >= 2).step_by(11) {
+        let what = format!("{run:?}");
+        let found = in_processes(2, DEADLINE, |cluster| {
+            trained(gated::builder(&run, Kind::Float).processes(cluster))
+        });
+        assert!(found.iter().all(|(own, _)| *own == numbers), "{what}");
+        let states = found.into_iter().map(|(_, state)| state).collect();
+        assert_same_bits(&merged(states), &expected, &what);
+    }
 }
 
 /// Two replicas that accumulate, or run in parts, make the update of whole steps.

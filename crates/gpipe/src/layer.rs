@@ -57,7 +57,9 @@ pub trait Layer: Send + Sync + 'static {
     }
 
     /// The shapes and dtypes of the outputs. Also declares, through `ctx`, which skips the layer
-    /// stashes and pops.
+    /// stashes and pops, and which of the pipeline's inputs it uses by name.
+    ///
+    /// An input that is `None` has the spec [`TensorSpec::none`], and so has an output that is.
     ///
     /// # Errors
     /// If the inputs do not fit. The user sees the error with the layer's name, before anything
@@ -65,6 +67,9 @@ pub trait Layer: Send + Sync + 'static {
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError>;
 
     /// Computes the outputs. [`Forward::linear`] is the fastest way to compute an affine map.
+    ///
+    /// An input that is `None` is undefined: [`Tensor::defined`] is false. Return `Tensor::new()`
+    /// for an output that is `None`.
     ///
     /// It must be a pure function of the inputs, the parameters and `ctx`, because
     /// re-materialization runs it again. It must not change inputs or parameters in place. Of tch,
@@ -91,10 +96,14 @@ pub trait Layer: Send + Sync + 'static {
     }
 }
 
-/// The context of [`Layer::infer`]: skips, and the dtype of the parameters.
+/// The context of [`Layer::infer`]: skips, inputs by name, and the dtype of the parameters.
 #[derive(Debug)]
 pub struct Infer {
     kind: Kind,
+    /// The pipeline's inputs by name.
+    pub(crate) named: Vec<(String, TensorSpec)>,
+    /// Names that layers asked for.
+    pub(crate) asked: Vec<String>,
     /// Skips stashed by earlier layers and not yet popped.
     pub(crate) open: Vec<(String, TensorSpec)>,
     pub(crate) stashed: Vec<String>,
@@ -108,12 +117,23 @@ impl Infer {
 
     /// A context in which the skips in `open` may be popped.
     pub(crate) fn with_open(kind: Kind, open: Vec<(String, TensorSpec)>) -> Self {
-        Self { kind, open, stashed: Vec::new(), popped: Vec::new() }
+        let (named, asked) = (Vec::new(), Vec::new());
+        Self { kind, named, asked, open, stashed: Vec::new(), popped: Vec::new() }
     }
 
     /// The dtype of all parameters as layers see them.
     pub fn parameter_kind(&self) -> Kind {
         self.kind
+    }
+
+    /// Declares that the layer uses the pipeline's input `name`. Returns its shape and dtype;
+    /// `None` if the pipeline has no such input, or it is `None` in this call.
+    pub fn named(&mut self, name: &str) -> Option<TensorSpec> {
+        let (_, spec) = self.named.iter().find(|(own, _)| own == name)?;
+        if self.asked.iter().all(|own| own != name) {
+            self.asked.push(name.to_owned());
+        }
+        (!spec.is_none()).then(|| spec.clone())
     }
 
     /// Declares that the layer stashes a skip under `name`.
@@ -155,6 +175,8 @@ pub struct Forward<'a> {
     pub(crate) training: bool,
     pub(crate) mask: MaskKey,
     pub(crate) samples: i64,
+    /// The pipeline's inputs by name.
+    pub(crate) named: &'a [(String, Tensor)],
     /// Skips that this layer pops, by name.
     pub(crate) pops: Vec<(String, Tensor)>,
     /// Skips that this layer has stashed.
@@ -213,6 +235,14 @@ impl Forward<'_> {
         geometry: &Geometry,
     ) -> Result<Tensor, LayerError> {
         Ok(convolution(x, weight, geometry, self.kernels)?)
+    }
+
+    /// The pipeline's input `name`, of this micro-batch
+    /// ([`PipelineBuilder::named_input`](crate::PipelineBuilder::named_input)). `None` if the
+    /// pipeline has no such input, or it is `None` in this call. It has no gradient.
+    pub fn named(&self, name: &str) -> Option<&Tensor> {
+        let own = self.named.iter().find(|(own, _)| own == name);
+        own.map(|(_, tensor)| tensor).filter(|tensor| tensor.defined())
     }
 
     /// Whether the layer runs in training mode, where dropout applies.

@@ -47,6 +47,7 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+mod arguments;
 mod batch_norm;
 mod cache;
 pub mod decode;
@@ -76,6 +77,7 @@ pub mod state;
 mod tape;
 mod value;
 
+pub use arguments::{IntoTensors, Tensors};
 pub use cache::Cache;
 pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};
@@ -99,9 +101,9 @@ pub use optim::{
 };
 pub use parameter::{Init, ParameterSpec};
 pub use pipeline::{
-    Balance, Count, DeviceReport, Difference, Evaluation, IntoGradients, Outputs, Padding,
-    Pipeline, PipelineBuilder, RunSettings, StepReport, UpdateReport,
+    Balance, Count, DeviceReport, Difference, Evaluation, Outputs, Padding, Pipeline,
+    PipelineBuilder, RunSettings, StepReport, UpdateReport,
 };
 pub use sequence::Sequence;
 pub use spec::TensorSpec;
-pub use value::{IntoTensors, Value, tensor_bytes};
+pub use value::{Value, tensor_bytes};

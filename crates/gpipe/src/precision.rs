@@ -44,7 +44,7 @@ impl Precision {
 
 fn replace(specs: &[TensorSpec], from: Kind, to: Kind) -> Vec<TensorSpec> {
     let kind = |spec: &TensorSpec| if spec.kind == from { to } else { spec.kind };
-    specs.iter().map(|spec| TensorSpec::new(spec.shape.clone(), kind(spec))).collect()
+    specs.iter().map(|spec| spec.with_kind(kind(spec))).collect()
 }
 
 /// Dynamic loss scaling for float16 (Micikevicius et al. 2018, section 3.2). The loss is multiplied

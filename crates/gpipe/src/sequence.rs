@@ -6,6 +6,7 @@ use gpipe_core::LayerId;
 use tch::Kind;
 
 use crate::{
+    arguments::Arguments,
     error::{Error, LayerError},
     layer::{Infer, Init, Layer, ParameterSpec},
     optim::name_matches,
@@ -25,6 +26,8 @@ pub(crate) struct NamedLayer {
 #[derive(Clone, Default)]
 pub struct Sequence {
     pub(crate) layers: Vec<NamedLayer>,
+    /// What a pipeline's builder was told of the inputs.
+    pub(crate) inputs: Arguments,
     /// Freeze patterns that matched no parameter.
     unmatched: Vec<String>,
 }
@@ -55,6 +58,8 @@ pub(crate) struct Inferred {
     /// Inputs of each layer; the last entry holds the outputs of the sequence.
     pub specs: Vec<Vec<TensorSpec>>,
     pub skips: Vec<Skip>,
+    /// Names of the inputs that layers ask for.
+    pub asked: Vec<String>,
 }
 
 impl Sequence {
@@ -197,8 +202,10 @@ impl Sequence {
     }
 
     pub(crate) fn infer(&self, inputs: &[TensorSpec], kind: Kind) -> Result<Inferred, Error> {
-        let mut specs = vec![inputs.to_vec()];
+        let given = self.inputs.split(inputs);
+        let mut specs = vec![given.positional.to_vec()];
         let mut ctx = Infer::new(kind);
+        ctx.named = given.named();
         let mut stashes: HashMap<String, (LayerId, TensorSpec)> = HashMap::new();
         let mut skips = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
@@ -236,7 +243,7 @@ impl Sequence {
             return Err(self.error(stash.index(), reason));
         }
         skips.sort_by_key(|skip| (skip.stash, skip.pop));
-        Ok(Inferred { specs, skips })
+        Ok(Inferred { specs, skips, asked: ctx.asked })
     }
 
     /// Checks names and parameters, and collects the ties.

@@ -4,24 +4,38 @@ use std::fmt;
 
 use tch::{Kind, Tensor};
 
-/// Shape and dtype of a tensor. The first size is the number of samples.
+/// Shape and dtype of a tensor, or [`TensorSpec::none`]. The first size is the number of samples.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TensorSpec {
     /// Sizes, outermost first.
     pub shape: Vec<i64>,
     /// Element type.
     pub kind: Kind,
+    is_none: bool,
 }
 
 impl TensorSpec {
     /// A tensor of `shape` and `kind`.
     pub fn new(shape: impl Into<Vec<i64>>, kind: Kind) -> Self {
-        Self { shape: shape.into(), kind }
+        Self { shape: shape.into(), kind, is_none: false }
     }
 
-    /// The spec of `tensor`.
+    /// The spec of `None`, in the place of a tensor that is not there. It has no elements.
+    pub fn none() -> Self {
+        Self { shape: Vec::new(), kind: Kind::Bool, is_none: true }
+    }
+
+    /// Whether this is [`TensorSpec::none`].
+    pub fn is_none(&self) -> bool {
+        self.is_none
+    }
+
+    /// The spec of `tensor`; of an undefined tensor, [`TensorSpec::none`].
     pub fn of(tensor: &Tensor) -> Self {
-        Self { shape: tensor.size(), kind: tensor.kind() }
+        match tensor.defined() {
+            true => Self::new(tensor.size(), tensor.kind()),
+            false => Self::none(),
+        }
     }
 
     /// The last size; 0 for a scalar.
@@ -31,6 +45,9 @@ impl TensorSpec {
 
     /// Number of elements.
     pub fn elements(&self) -> f64 {
+        if self.is_none {
+            return 0.0;
+        }
         self.shape.iter().map(|&size| size as f64).product()
     }
 
@@ -54,12 +71,12 @@ impl TensorSpec {
         if let Some(last) = shape.last_mut() {
             *last = size;
         }
-        Self { shape, kind: self.kind }
+        Self { shape, ..self.clone() }
     }
 
-    /// The same spec in another dtype.
+    /// The same spec in another dtype; of `None`, `None`.
     pub fn with_kind(&self, kind: Kind) -> Self {
-        Self { kind, ..self.clone() }
+        Self { kind: if self.is_none { self.kind } else { kind }, ..self.clone() }
     }
 
     /// Whether layers may pass on tensors of this dtype: floats, whose gradients flow, and integers
@@ -95,6 +112,9 @@ pub(crate) fn dtype(kind: Kind) -> String {
 
 impl fmt::Display for TensorSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} {:?}", dtype(self.kind), self.shape)
+        match self.is_none {
+            true => f.write_str("None"),
+            false => write!(f, "{} {:?}", dtype(self.kind), self.shape),
+        }
     }
 }

@@ -37,37 +37,7 @@ impl Payload for Value {
     }
 }
 
-/// Size of a tensor's elements in bytes.
+/// Size of a tensor's elements in bytes; 0 for an undefined tensor.
 pub fn tensor_bytes(tensor: &Tensor) -> u64 {
-    (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64
-}
-
-/// Inputs or targets of a pipeline: one tensor, or several with the same first size.
-pub trait IntoTensors {
-    /// Returns the tensors in order, without copying data.
-    fn into_tensors(self) -> Vec<Tensor>;
-}
-
-impl IntoTensors for Vec<Tensor> {
-    fn into_tensors(self) -> Vec<Tensor> {
-        self
-    }
-}
-
-impl IntoTensors for &[Tensor] {
-    fn into_tensors(self) -> Vec<Tensor> {
-        self.iter().map(Tensor::shallow_clone).collect()
-    }
-}
-
-impl IntoTensors for Tensor {
-    fn into_tensors(self) -> Vec<Tensor> {
-        vec![self]
-    }
-}
-
-impl IntoTensors for &Tensor {
-    fn into_tensors(self) -> Vec<Tensor> {
-        vec![self.shallow_clone()]
-    }
+    if tensor.defined() { (tensor.numel() * tensor.kind().elt_size_in_bytes()) as u64 } else { 0 }
 }

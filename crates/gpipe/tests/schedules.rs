@@ -10,7 +10,7 @@ use std::sync::Arc;
 use common::{Features, Named, Run, assert_same_bits, batch, flat, model};
 use gpipe::{
     Adam, Balance, Bytes, Forward, Infer, Init, Layer, LayerError, MeanSquaredError, ParameterSpec,
-    Pipeline, Remat, Schedule, Sequence, Sgd, TensorSpec,
+    Pipeline, Remat, Schedule, Sequence, Sgd, TensorSpec, Tensors,
     layers::{LayerNorm, Linear},
     profile::{Profiling, profile},
     schedule::{CustomSchedule, custom::print},
@@ -227,7 +227,7 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
     };
     assert_same_bits(&parameters(Schedule::ZbH1), &parameters(Schedule::OneFOneB), "zb-h1");
 
-    let batches = [(vec![x.shallow_clone()], vec![y.shallow_clone()])];
+    let batches = [(Tensors::new(&x), Tensors::new(&y))];
     let settings = Profiling {
         micro_batches: &[3],
         schedules: &[Schedule::OneFOneB, Schedule::ZbH1],

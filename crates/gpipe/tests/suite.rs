@@ -5,6 +5,7 @@
 // helpers of tests may panic
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod arguments;
 mod batch_norm;
 mod common;
 mod errors;

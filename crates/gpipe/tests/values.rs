@@ -180,14 +180,25 @@ fn fault_positions_of_shared_tensors_are_checked() {
     };
     assert!(build(&[1, 3]).contains("shared input 3: there are 3 inputs"), "{}", build(&[1, 3]));
     assert!(build(&[0, 1, 2]).contains("at least one needs samples"), "{}", build(&[0, 1, 2]));
-    assert!(build(&[1]).contains("name it in shared_inputs"), "{}", build(&[1]));
+    assert!(build(&[1]).contains("declare it as shared (shared_inputs)"), "{}", build(&[1]));
     let mut pipeline = builder(&run, 3, Kind::Float).build().unwrap();
     let (mut inputs, targets) = data(0, Kind::Float);
     inputs[0] = uniform(&[5, WIDTH], 1, Kind::Float);
     let error = pipeline.train_step(inputs, targets).unwrap_err().to_string();
     assert!(error.contains("the first input has 5 samples, target 0 is [7, 6]"), "{error}");
-    let estimate = builder(&run, 3, Kind::Float).estimate(&[1], &gpipe::estimate::Rate::default());
-    assert!(estimate.unwrap_err().to_string().contains("shared inputs"));
+}
+
+/// The mask and the scale are as large for 4 samples as for 1.
+#[test]
+fn oracle_estimates_do_not_scale_shared_inputs() {
+    let mut built = builder(&Run::plain(), 3, Kind::Float);
+    let costs = built.estimate(&[1, 4], &gpipe::estimate::Rate::default()).unwrap();
+    for samples in [1_u64, 4] {
+        let (own, width) = (&costs.sizes[&(samples as usize)], WIDTH as u64);
+        for layer in &own[..4] {
+            assert_eq!(layer.inputs.0, 4 * (samples * width + width * width + 1));
+        }
+    }
 }
 
 /// An error after the forward itself leaves nothing open: an output without a sample axis cannot be

@@ -147,7 +147,7 @@ fn held(
         .average(0.9)
         .build()
         .unwrap();
-    let input = |TensorSpec { shape, kind }: &TensorSpec| match kind {
+    let input = |TensorSpec { shape, kind, .. }: &TensorSpec| match kind {
         Kind::Int64 => Tensor::zeros(shape, (Kind::Int64, Device::Cpu)),
         kind => Tensor::linspace(-1, 1, shape.iter().product::<i64>(), (*kind, Device::Cpu))
             .reshape(shape),

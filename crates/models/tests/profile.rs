@@ -4,7 +4,7 @@
 
 use gpipe::{
     Adam, CrossEntropy, Pipeline, PipelineBuilder, RematPolicies, Schedule, Sequence, Sgd,
-    TensorSpec,
+    TensorSpec, Tensors,
     plan::{Plan, PlanDevice, predict},
     profile::{Profile, Profiling, profile},
 };
@@ -71,7 +71,7 @@ impl Subject {
             schedules: &[Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1],
             steps: 1,
             passes: 2,
-            batches: &[(vec![inputs.shallow_clone()], vec![targets.shallow_clone()])],
+            batches: &[(Tensors::new(inputs), Tensors::new(targets))],
             machine: "here",
         };
         profile(&settings, || Ok(self.builder()), |_| {}, |_| Ok(None)).unwrap()
@@ -86,7 +86,7 @@ fn fault_a_profile_of_something_else_is_refused() {
         schedules: &[],
         steps: 1,
         passes: 1,
-        batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
+        batches: &[(Tensors::new(&subject.batch.0), Tensors::new(&subject.batch.1))],
         machine: "here",
     };
     let found = profile(&settings, || Ok(subject.builder()), |_| {}, |_| Ok(None)).unwrap();
@@ -124,7 +124,7 @@ fn fault_a_profile_of_something_else_is_refused() {
 #[test]
 fn property_passes_measure_everything_in_turn() {
     let subject = transformer();
-    let batch = (vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()]);
+    let batch = (Tensors::new(&subject.batch.0), Tensors::new(&subject.batch.1));
     let (batches, mut told) = ([batch], Vec::new());
     let settings = Profiling {
         micro_batches: &[8, 4],
@@ -183,7 +183,7 @@ fn property_a_changed_profile_never_panics() {
         schedules: &[],
         steps: 1,
         passes: 1,
-        batches: &[(vec![subject.batch.0.shallow_clone()], vec![subject.batch.1.shallow_clone()])],
+        batches: &[(Tensors::new(&subject.batch.0), Tensors::new(&subject.batch.1))],
         machine: "here",
     };
     let text = profile(&settings, || Ok(subject.builder()), |_| {}, |_| Ok(None))

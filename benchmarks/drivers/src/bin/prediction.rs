@@ -14,7 +14,7 @@
 use std::{io::Write, str::FromStr};
 
 use gpipe::{
-    Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule,
+    Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule, Tensors,
     profile::{Profiling, profile},
 };
 use gpipe_core::plan::{Plan, PlanDevice, predict};
@@ -99,10 +99,7 @@ impl Pairs {
         remats: &[Remat],
         pairs: usize,
     ) -> Parsed<()> {
-        let batches = [(
-            vec![self.workload.inputs.shallow_clone()],
-            vec![self.workload.targets.shallow_clone()],
-        )];
+        let batches = [(Tensors::new(&self.workload.inputs), Tensors::new(&self.workload.targets))];
         let settings = Profiling {
             micro_batches: &[micro_batches],
             schedules: std::slice::from_ref(schedule),

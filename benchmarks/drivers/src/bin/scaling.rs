@@ -15,7 +15,7 @@
 use std::io::Write;
 
 use gpipe::{
-    Balance, Nanos, Pipeline, PipelineBuilder, Remat, Result, Schedule,
+    Balance, Nanos, Pipeline, PipelineBuilder, Remat, Result, Schedule, Tensors,
     profile::{Profiling, profile},
 };
 use gpipe_core::{
@@ -69,8 +69,7 @@ struct Cell {
 
 impl Cell {
     fn new(workload: &Workload, micro_batches: usize) -> Result<Self> {
-        let batches =
-            [(vec![workload.inputs.shallow_clone()], vec![workload.targets.shallow_clone()])];
+        let batches = [(Tensors::new(&workload.inputs), Tensors::new(&workload.targets))];
         let settings = Profiling {
             micro_batches: &[micro_batches],
             schedules: &[Schedule::GPipe],

@@ -18,7 +18,7 @@
 use std::{io::Write, sync::Arc};
 
 use gpipe::{
-    Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule,
+    Balance, Pipeline, PipelineBuilder, Remat, Result, Schedule, Tensors,
     profile::{Profiling, profile},
 };
 use gpipe_core::{
@@ -74,7 +74,7 @@ fn measure(
     micro_batches: usize,
     (rounds, passes): (usize, usize),
 ) -> std::result::Result<ModelCosts, Failure> {
-    let batches = [(vec![workload.inputs.shallow_clone()], vec![workload.targets.shallow_clone()])];
+    let batches = [(Tensors::new(&workload.inputs), Tensors::new(&workload.targets))];
     let all = schedules();
     let settings = Profiling {
         micro_batches: &[micro_batches],

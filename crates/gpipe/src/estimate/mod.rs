@@ -97,8 +97,8 @@ pub struct Training<'a> {
 
 /// Estimates the costs of `sequence` for micro-batches of each of `sizes` samples.
 ///
-/// `inputs` are specs of one sample: their first size is 1. `rate` is the speed of the device.
-/// Messages take no time unless the caller sets [`ModelCosts::transport`].
+/// `inputs` are specs of one sample: the first size of those with samples is 1. `rate` is the speed
+/// of the device. Messages take no time unless the caller sets [`ModelCosts::transport`].
 ///
 /// A layer without [`crate::Layer::record`] counts as if autograd saved nothing. It then keeps only
 /// its outputs for the backward, besides its inputs and parameters. A layer without
@@ -183,12 +183,8 @@ struct Model<'a> {
 impl Model<'_> {
     /// The first layer's inputs: this many samples, in the user's layout.
     fn inputs(&self, inputs: &[TensorSpec], samples: usize) -> Vec<Outside> {
-        let samples = i64::try_from(samples).unwrap_or(i64::MAX);
-        let outside = |mut spec: TensorSpec| {
-            spec.shape.iter_mut().take(1).for_each(|first| *first = samples);
-            Outside { spec, channels_last: false }
-        };
-        self.precision.fed(inputs).into_iter().map(outside).collect()
+        let specs = self.sequence.inputs.with_samples(&self.precision.fed(inputs), samples);
+        specs.into_iter().map(|spec| Outside { spec, channels_last: false }).collect()
     }
 
     /// Runs all layers and the loss in shapes, from these inputs of the first layer.
@@ -196,7 +192,10 @@ impl Model<'_> {
         let trained_before = self.sequence.trained_before();
         let mut ctx = Infer::new(self.training.kind);
         let mut open: HashMap<String, Outside> = HashMap::new();
-        let (mut values, mut run) = (inputs, Run::default());
+        let given = self.sequence.inputs.split(&inputs);
+        let (mut values, named) = (given.positional.to_vec(), given.named());
+        ctx.named = named.iter().map(|(name, own)| (name.clone(), own.spec.clone())).collect();
+        let mut run = Run::default();
         for (index, layer) in self.sequence.layers.iter().enumerate() {
             let specs: Vec<TensorSpec> = values.iter().map(|value| value.spec.clone()).collect();
             let outputs = layer.layer.infer(&mut ctx, &specs);
@@ -204,6 +203,7 @@ impl Model<'_> {
             let grads = trained_before[index];
             let mut tape = self.tape(layer.parameters.clone());
             let vars: Vec<Var> = values.iter().map(|value| tape.input(value, grads)).collect();
+            named.iter().for_each(|(name, own)| tape.offer_input(name, own));
             for name in ctx.popped.drain(..) {
                 if let Some(skip) = open.remove(&name) {
                     tape.offer(&name, &skip, grads);

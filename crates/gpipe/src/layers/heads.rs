@@ -157,6 +157,7 @@ mod tests {
             kernels: Kernels::Aten,
             training: true,
             mask: MaskKey { seed: 1, layer: 2, step: 3, site: 0, first_sample: 0 },
+            named: &[],
             samples: 2,
             pops: Vec::new(),
             stashed: Vec::new(),

@@ -10,9 +10,10 @@ mod terms;
 pub use built_in::{CrossEntropy, MeanSquaredError, WithAuxiliary};
 use tch::Tensor;
 pub use terms::LossTerm;
-pub(crate) use terms::{Losses, check_handed, not_finite, record, total};
+pub(crate) use terms::{InputsAndTargets, Losses, check_handed, not_finite, record, total};
 
 use crate::{
+    arguments::{Given, Presence},
     error::LayerError,
     parameter::ParameterSpec,
     spec::TensorSpec,
@@ -129,13 +130,15 @@ pub struct LossContext<'a, T = Tensor> {
     pub(crate) parameters: &'a [T],
     /// By name.
     pub(crate) skips: &'a [(String, T)],
-    pub(crate) inputs: &'a [T],
+    pub(crate) inputs: Given<'a, T>,
+    pub(crate) targets: Given<'a, T>,
 }
 
 impl<T> Default for LossContext<'_, T> {
     /// Nothing. For calling a loss that looks only at outputs and targets.
     fn default() -> Self {
-        Self { parameters: &[], skips: &[], inputs: &[] }
+        let (inputs, targets) = (Given::default(), Given::default());
+        Self { parameters: &[], skips: &[], inputs, targets }
     }
 }
 
@@ -170,12 +173,27 @@ impl<T> LossContext<'_, T> {
     /// # Errors
     /// If there is no such input, or [`Loss::takes_inputs`] is false.
     pub fn input(&self, index: usize) -> Result<&T, LayerError> {
-        self.inputs.get(index).ok_or_else(|| {
+        self.inputs.positional.get(index).ok_or_else(|| {
             LayerError::Value(format!(
                 "there is no input {index} here: the loss has {}, and none unless its takes_inputs \
                 is true",
-                self.inputs.len()
+                self.inputs.positional.len()
             ))
         })
+    }
+}
+
+impl<T: Presence> LossContext<'_, T> {
+    /// As [`LossContext::input`], the input `name` of the pipeline
+    /// ([`PipelineBuilder::named_input`](crate::PipelineBuilder::named_input)). `None` if there is
+    /// no such input, if it is `None` in this call, or if [`Loss::takes_inputs`] is false.
+    pub fn named_input(&self, name: &str) -> Option<&T> {
+        self.inputs.get(name)
+    }
+
+    /// The target `name` ([`PipelineBuilder::named_target`](crate::PipelineBuilder::named_target)).
+    /// `None` if there is no such target, or it is `None` in this call.
+    pub fn named_target(&self, name: &str) -> Option<&T> {
+        self.targets.get(name)
     }
 }

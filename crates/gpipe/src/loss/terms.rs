@@ -6,6 +6,7 @@ use tch::{Kind, Tensor};
 
 use super::{Loss, LossContext};
 use crate::{
+    arguments::Given,
     error::{Error, LayerError, Result},
     layer::{Forward, Infer, Layer},
     observer::LOSS,
@@ -65,6 +66,9 @@ impl Term {
 /// The losses of a pipeline, in the order in which the builder was given them.
 #[derive(Clone, Default)]
 pub(crate) struct Losses(pub Vec<Term>);
+
+/// The inputs and the targets of a pipeline.
+pub(crate) type InputsAndTargets<'a, T> = (Given<'a, T>, Given<'a, T>);
 
 /// What the last layer hands to the losses, apart: outputs, skips by name, and parameters.
 pub(crate) type Handed<T> = (Vec<T>, Vec<(String, T)>, Vec<T>);
@@ -162,11 +166,11 @@ impl Losses {
     pub(crate) fn check(
         &self,
         outputs: Vec<TensorSpec>,
-        targets: &[TensorSpec],
-        inputs: &[TensorSpec],
+        given: InputsAndTargets<'_, TensorSpec>,
     ) -> Result<()> {
         let handed = self.split(outputs);
-        let each = self.each(&handed, inputs, |term, ctx| term.loss.check(ctx, &handed.0, targets));
+        let targets = given.1.positional;
+        let each = self.each(&handed, given, |term, ctx| term.loss.check(ctx, &handed.0, targets));
         each.map(drop).map_err(|(term, error)| {
             Error::Input(match term.name == LOSS {
                 true => error.to_string(),
@@ -179,15 +183,15 @@ impl Losses {
     pub(crate) fn each<'s, T, R>(
         &'s self,
         (_, skips, parameters): &Handed<T>,
-        inputs: &[T],
+        (inputs, targets): InputsAndTargets<'_, T>,
         mut call: impl FnMut(&Term, &LossContext<'_, T>) -> std::result::Result<R, LayerError>,
     ) -> std::result::Result<Vec<R>, (&'s Term, LayerError)> {
         let mut rest = &parameters[..];
         let each = |term: &'s Term| {
             let (own, others) = rest.split_at(term.loss.parameters().len().min(rest.len()));
             rest = others;
-            let inputs = if term.loss.takes_inputs() { inputs } else { &[] };
-            let ctx = LossContext { parameters: own, skips, inputs };
+            let inputs = if term.loss.takes_inputs() { inputs } else { Given::default() };
+            let ctx = LossContext { parameters: own, skips, inputs, targets };
             call(term, &ctx).map_err(|error| (term, error))
         };
         self.0.iter().map(each).collect()

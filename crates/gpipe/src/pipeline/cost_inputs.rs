@@ -6,6 +6,7 @@ use tch::Kind;
 
 use super::PipelineBuilder;
 use crate::{
+    arguments::Tensors,
     device::Device,
     error::{Error, Result},
     estimate::{Rate, Training, estimate},
@@ -35,13 +36,6 @@ impl PipelineBuilder {
     /// If a setting is invalid.
     pub(crate) fn seen(&mut self) -> Result<CostInputs<'_>> {
         let precision = self.check_settings()?;
-        if !self.shared.0.is_empty() {
-            return Err(Error::Setting(
-                "costs are of inputs with samples: those of a network with shared inputs are \
-                neither estimated nor measured"
-                    .into(),
-            ));
-        }
         self.inputs = precision.fed(&self.inputs);
         self.apply_groups()?;
         Ok(CostInputs {
@@ -55,6 +49,14 @@ impl PipelineBuilder {
             optimizer: self.optimizer.as_deref(),
             average: self.average.is_some(),
         })
+    }
+
+    /// The number of samples of these inputs.
+    pub(crate) fn samples_of(&self, inputs: &Tensors) -> Option<i64> {
+        let all = inputs.positional.iter().enumerate();
+        let mut own =
+            all.filter(|(at, own)| own.defined() && !self.sequence.inputs.shared.contains(at));
+        own.next()?.1.size().first().copied()
     }
 
     /// Estimates the costs of this pipeline's model from shapes alone, for micro-batches of each of
@@ -71,7 +73,7 @@ impl PipelineBuilder {
             ));
         };
         let CostInputs { kind, kernels, losses, average, .. } = seen;
-        let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
+        let inputs = seen.sequence.inputs.with_samples(seen.inputs, 1);
         let losses = &losses.refs()[..];
         let training = Training { kind, kernels, losses, optimizer, average };
         estimate(seen.sequence, &inputs, &training, sizes, rate)

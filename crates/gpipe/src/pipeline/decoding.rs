@@ -59,6 +59,12 @@ impl Decoding<'_> {
     /// [`Error::Input`] if inputs, rows and groups do not fit; otherwise as for
     /// [`Pipeline::predict`].
     pub fn step(&mut self, steps: Vec<GroupStep>) -> Result<Vec<Vec<Tensor>>> {
+        if let Some(own) = self.pipeline.model.sequence.inputs.named.first() {
+            return Err(Error::Setting(format!(
+                "this pipeline has an input '{}', and a decoding takes none by name",
+                own.name
+            )));
+        }
         let begins = self.groups.is_empty();
         let mut batch = MiniBatch { begins, ..MiniBatch::default() };
         let mut first = 0;
@@ -92,7 +98,7 @@ impl Decoding<'_> {
             self.groups[group.id] = (group.past + positions, samples);
         }
         let given = |tensors: Vec<Tensor>| {
-            tensors.iter().map(|tensor| self.pipeline.model.given(tensor)).collect::<Result<_>>()
+            tensors.iter().map(|tensor| self.pipeline.model.returned(tensor)).collect::<Result<_>>()
         };
         outputs_of(ran).into_iter().map(given).collect()
     }
@@ -110,8 +116,8 @@ impl Decoding<'_> {
                 "it has no samples, or no new positions along the last input's second axis".into(),
             );
         }
-        if let Some(other) = step.inputs.iter().find(|input| input.size().first() != Some(&samples))
-        {
+        let mut inputs = step.inputs.iter().filter(|input| input.defined());
+        if let Some(other) = inputs.find(|input| input.size().first() != Some(&samples)) {
             return bad(format!(
                 "its inputs have {samples} samples, and one is {:?}",
                 other.size()
@@ -138,6 +144,6 @@ impl Decoding<'_> {
 
 /// The number of samples, and of new positions.
 fn sizes(inputs: &[Tensor]) -> (i64, i64) {
-    let last = inputs.last().map(Tensor::size).unwrap_or_default();
+    let last = inputs.iter().rfind(|input| input.defined()).map(Tensor::size).unwrap_or_default();
     (last.first().copied().unwrap_or(0), last.get(1).copied().unwrap_or(0))
 }

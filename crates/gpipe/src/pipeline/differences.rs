@@ -2,12 +2,14 @@
 //! backward that does not fit its forward.
 
 use gpipe_core::splitmix::Stream;
+use gpipe_runtime::Ran;
 use tch::{Kind, Tensor};
 
-use super::{Count, Pipeline};
+use super::{Count, Evaluation, Pipeline};
 use crate::{
+    arguments::IntoTensors,
     error::{Error, Result},
-    value::IntoTensors,
+    stage::Stage,
 };
 
 /// One element's gradient, and what a finite difference says.
@@ -62,9 +64,9 @@ impl Pipeline {
             ));
         }
         self.needs_no_update("compare gradients with differences")?;
-        let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
-        let count = Count::Totals(self.counts_of(&inputs[..], &targets[..])?);
-        self.accumulate(&inputs[..], &targets[..], count)?;
+        let inputs = self.model.listed_inputs(inputs)?;
+        let targets = self.model.listed_targets(targets)?;
+        self.loss_and_gradients(&inputs, &targets, false)?;
         let gradients = self.accumulated_gradients()?;
         self.discard_update()?;
         let values = self.parameters()?;
@@ -115,10 +117,21 @@ impl Pipeline {
 
     /// The mean loss in training mode.
     fn loss_of(&mut self, inputs: &[Tensor], targets: &[Tensor]) -> Result<f64> {
-        let count = Count::Totals(self.counts_of(inputs, targets)?);
-        let loss = self.accumulate(inputs, targets, count)?.loss;
+        let loss = self.loss_and_gradients(inputs, targets, false)?.0.loss;
         self.discard_update()?;
         Ok(loss)
+    }
+
+    /// Computes the loss and all gradients, with those of the inputs if `input_grads` is set.
+    fn loss_and_gradients(
+        &mut self,
+        inputs: &[Tensor],
+        targets: &[Tensor],
+        input_grads: bool,
+    ) -> Result<(Evaluation, Ran<Stage>)> {
+        let count = Count::Totals(self.model.counts(inputs, targets)?);
+        let own = |tensors: &[Tensor]| tensors.iter().map(Tensor::shallow_clone).collect();
+        self.accumulated(own(inputs), own(targets), count, input_grads)
     }
 
     /// The gradients of the inputs, all `None` if the builder was not told `input_gradients`.
@@ -127,9 +140,7 @@ impl Pipeline {
         inputs: &[Tensor],
         targets: &[Tensor],
     ) -> Result<Vec<Option<Tensor>>> {
-        let count = Count::Totals(self.counts_of(inputs, targets)?);
-        let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
-        let (_, ran) = self.accumulated(inputs, targets, count, true)?;
+        let (_, ran) = self.loss_and_gradients(inputs, targets, true)?;
         let found = self.joined_input_grads(ran)?;
         self.discard_update()?;
         Ok(found)

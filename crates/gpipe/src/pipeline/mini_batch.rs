@@ -4,6 +4,7 @@ use tch::Tensor;
 
 use super::Pipeline;
 use crate::{
+    arguments::{Arguments, if_defined},
     error::{Error, Result},
     spec::TensorSpec,
     stage::feed::{Group, Slice, split},
@@ -46,18 +47,19 @@ impl Pipeline {
         }
         // A GPU tensor may still be computed on a stream that the stages do not know.
         let here = |tensors: &[Tensor]| -> Result<Vec<Tensor>> {
-            tensors.iter().map(|tensor| Ok(tensor.f_to(tch::Device::Cpu)?)).collect()
+            let here = |tensor: &Tensor| Ok(tensor.f_to(tch::Device::Cpu)?);
+            tensors.iter().map(|tensor| if_defined(tensor, here)).collect()
         };
         let trims = targets.is_some();
         let (inputs, targets) = (here(&inputs)?, here(targets.unwrap_or_default())?);
         if inputs.is_empty() {
             return Err(Error::Input("there is no input tensor: give at least one".into()));
         }
-        if inputs.len() != self.model.inputs {
+        let given = self.model.sequence.inputs.positional(inputs.len());
+        if given != self.model.inputs {
             return Err(Error::Input(format!(
-                "{} input tensors, the pipeline was built for {}: give as many as the builder was \
-                told",
-                inputs.len(),
+                "{given} input tensors, the pipeline was built for {}: give as many as the builder \
+                was told",
                 self.model.inputs
             )));
         }
@@ -78,10 +80,10 @@ impl Pipeline {
         let slices = slices.map(|slice| Slice { first: own.start + slice.first, ..slice });
         let (slices, samples) = (slices.collect(), count as usize);
         let mut batch = MiniBatch { slices, samples, ..MiniBatch::default() };
-        let (shared_inputs, shared_targets) = &self.model.shared;
+        let (own_inputs, own_targets) = (&self.model.sequence.inputs, &self.model.targets);
         for slice in &batch.slices {
-            let mut inputs = narrow(&inputs, *slice, shared_inputs)?;
-            let mut targets = narrow(&targets, *slice, shared_targets)?;
+            let mut inputs = narrow(&inputs, *slice, own_inputs)?;
+            let mut targets = narrow(&targets, *slice, own_targets)?;
             // Not when predicting: outputs that are joined must have one length.
             if let Some(padding) = self.model.padding.as_ref().filter(|_| trims) {
                 padding.trim(&mut inputs, &mut targets)?;
@@ -96,24 +98,27 @@ impl Pipeline {
 
     /// The number of samples, which all tensors with a sample axis share.
     fn count_samples(&self, inputs: &[Tensor], targets: &[Tensor]) -> Result<i64> {
-        let (shared_inputs, shared_targets) = &self.model.shared;
         let mut count = None;
-        for (what, tensors, shared) in
-            [("input", inputs, shared_inputs), ("target", targets, shared_targets)]
-        {
-            let own = tensors.iter().enumerate().filter(|(at, _)| !shared.contains(at));
+        for (what, tensors, arguments) in [
+            ("input", inputs, &self.model.sequence.inputs),
+            ("target", targets, &self.model.targets),
+        ] {
+            let own = tensors.iter().enumerate();
+            let own =
+                own.filter(|(at, own)| own.defined() && !arguments.is_shared(*at, tensors.len()));
             for (at, tensor) in own {
-                let size = tensor.size();
+                let (size, title) = (tensor.size(), arguments.title(what, at, tensors.len()));
                 let Some(&samples) = size.first() else {
                     return Err(Error::Input(format!(
-                        "{what} {at} is a scalar, which has no samples: give it the number of \
-                        samples as its first size, or name it in shared_{what}s"
+                        "{title} is a scalar, which has no samples: give it the number of samples \
+                        as its first size, or declare it as shared ({})",
+                        arguments.shared_by(what, at, tensors.len())
                     )));
                 };
                 let count = *count.get_or_insert(samples);
                 if samples != count {
                     return Err(Error::Input(format!(
-                        "the first input has {count} samples, {what} {at} is {size:?}: inputs and \
+                        "the first input has {count} samples, {title} is {size:?}: inputs and \
                         targets need the same first size"
                     )));
                 }
@@ -126,12 +131,12 @@ impl Pipeline {
     }
 }
 
-/// The samples of `slice`. Each micro-batch gets the tensors at the positions in `shared` whole.
-fn narrow(tensors: &[Tensor], slice: Slice, shared: &[usize]) -> Result<Vec<Tensor>> {
+/// The samples of `slice`. Each micro-batch gets tensors without a sample axis whole.
+fn narrow(tensors: &[Tensor], slice: Slice, arguments: &Arguments) -> Result<Vec<Tensor>> {
     let (first, count) = (slice.first as i64, slice.count as i64);
-    let own = |(at, tensor): (usize, &Tensor)| match shared.contains(&at) {
+    let own = |(at, tensor): (usize, &Tensor)| match arguments.is_shared(at, tensors.len()) {
         true => Ok(tensor.shallow_clone()),
-        false => Ok(tensor.f_narrow(0, first, count)?),
+        false => if_defined(tensor, |tensor| Ok(tensor.f_narrow(0, first, count)?)),
     };
     tensors.iter().enumerate().map(own).collect()
 }

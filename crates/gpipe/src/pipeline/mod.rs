@@ -61,7 +61,7 @@ use gpipe_core::{
 };
 use gpipe_runtime::{Ran, Verdict};
 use model::Model;
-pub use outputs::{IntoGradients, Outputs};
+pub use outputs::Outputs;
 #[cfg(feature = "fuzzing")]
 pub(crate) use pack::fuzzed;
 pub use padding::Padding;
@@ -72,6 +72,7 @@ use tch::Tensor;
 use training::Training;
 
 use crate::{
+    arguments::{IntoTensors, Tensors},
     error::{Error, Result},
     loss::{LossTerm, not_finite},
     sequence::Sequence,
@@ -80,7 +81,6 @@ use crate::{
         feed::{Mode, Outcome},
         recorder::StageProfile,
     },
-    value::IntoTensors,
 };
 
 /// A model cut into stages on devices, ready to run.
@@ -132,13 +132,15 @@ impl Pipeline {
     /// As [`Pipeline::train_step`]. If layers are profiled, also returns each stage's profile.
     pub(crate) fn train(
         &mut self,
-        inputs: Vec<Tensor>,
-        targets: Vec<Tensor>,
+        inputs: Tensors,
+        targets: Tensors,
     ) -> Result<(StepReport, Vec<StageProfile>)> {
         self.needs_loss_and_optimizer()?;
         let lr = self.checked_learning_rate()?;
         self.needs_own_parameters("train")?;
         self.needs_no_update("train on a whole step")?;
+        let inputs = self.model.listed_inputs(inputs)?;
+        let targets = self.model.listed_targets(targets)?;
         let batch = self.check(inputs, Some(&targets), true)?;
         let denominators = self.model.counts(&batch.whole, &targets)?;
         let counts = self.training_metric_counts(&targets)?;
@@ -250,8 +252,9 @@ impl Pipeline {
                 "this pipeline cannot evaluate: give the builder a loss".into(),
             ));
         }
-        let targets = targets.into_tensors();
-        let batch = self.check(inputs.into_tensors(), Some(&targets), false)?;
+        let inputs = self.model.listed_inputs(inputs)?;
+        let targets = self.model.listed_targets(targets)?;
+        let batch = self.check(inputs, Some(&targets), false)?;
         let denominators = self.model.counts(&batch.whole, &targets)?;
         let counts = self.model.metric_counts(&targets)?;
         let task = Task {
@@ -270,12 +273,13 @@ impl Pipeline {
     /// Returns the model's outputs for a mini-batch, without dropout, in sample order.
     ///
     /// Outputs are on the CPU, in float32 if the arithmetic is in bfloat16 or float16. They are not
-    /// checked: a NaN is returned as it is.
+    /// checked: a NaN is returned as it is. One that is `None` is an undefined tensor.
     ///
     /// # Errors
     /// As for [`Pipeline::train_step`].
     pub fn predict(&mut self, inputs: impl IntoTensors) -> Result<Vec<Tensor>> {
-        let batch = self.check(inputs.into_tensors(), None, false)?;
+        let inputs = self.model.listed_inputs(inputs)?;
+        let batch = self.check(inputs, None, false)?;
         let ran = self.run(Task::new(Mode::Predict, Part::Inference, &batch))?;
         self.joined(outputs_of(ran))
     }
@@ -289,7 +293,11 @@ impl Pipeline {
                 column.push(tensor);
             }
         }
-        columns.iter().map(|parts| self.model.given(&Tensor::f_cat(parts, 0)?)).collect()
+        let join = |parts: &Vec<Tensor>| match parts.iter().all(Tensor::defined) {
+            true => self.model.returned(&Tensor::f_cat(parts, 0)?),
+            false => Ok(Tensor::new()),
+        };
+        columns.iter().map(join).collect()
     }
 
     /// Replaces the optimizer's learning rate. The factor of [`PipelineBuilder::learning_rate`]

@@ -7,8 +7,9 @@ use tch::Tensor;
 
 use super::Padding;
 use crate::{
+    arguments::{Arguments, IntoTensors, if_defined},
     error::{Error, LayerError, Result},
-    loss::{LossTerm, Losses},
+    loss::{InputsAndTargets, LossTerm, Losses},
     metric::{Measured, Metric},
     observer::LOSS,
     precision::Precision,
@@ -36,11 +37,11 @@ pub(super) struct Model {
     /// Layers per stage.
     pub(super) balance: Vec<usize>,
     pub(super) parameters: Vec<OwnedParameter>,
-    /// Number of tensors in an input.
+    /// Number of inputs by position.
     pub(super) inputs: usize,
     pub(super) padding: Option<Padding>,
-    /// Positions of inputs and of targets without a sample axis.
-    pub(super) shared: (Vec<usize>, Vec<usize>),
+    /// What is declared of the targets.
+    pub(super) targets: Arguments,
     pub(super) precision: Precision,
     pub(super) losses: Losses,
     pub(super) metrics: Vec<Arc<dyn Metric>>,
@@ -53,6 +54,7 @@ impl Model {
     /// The counts that the metrics' sums are divided by. Computed before the run, because it may
     /// fail.
     pub(super) fn metric_counts(&self, targets: &[Tensor]) -> Result<Vec<f64>> {
+        let targets = self.targets.split(targets).positional;
         let count = |metric: &Arc<dyn Metric>| catching(|| metric.count(targets));
         let counts = self.metrics.iter().map(count).collect::<std::result::Result<_, _>>();
         counts.map_err(Error::Torch)
@@ -72,10 +74,12 @@ impl Model {
     }
 
     /// Converts an output for the user: to the CPU, and to float32 from smaller dtypes.
-    pub(super) fn given(&self, output: &Tensor) -> Result<Tensor> {
+    pub(super) fn returned(&self, output: &Tensor) -> Result<Tensor> {
         let Precision { compute, master } = self.precision;
-        let output = output.f_to(tch::Device::Cpu)?;
-        Ok(if output.kind() == compute { output.f_to_kind(master)? } else { output })
+        if_defined(output, |output| {
+            let output = output.f_to(tch::Device::Cpu)?;
+            Ok(if output.kind() == compute { output.f_to_kind(master)? } else { output })
+        })
     }
 
     pub(super) fn check_shapes(&self, inputs: &[TensorSpec], targets: &[TensorSpec]) -> Result<()> {
@@ -84,7 +88,7 @@ impl Model {
         let outputs = self.precision.seen_by_losses(outputs);
         match targets.is_empty() {
             true => Ok(()),
-            false => self.losses.check(outputs, targets, inputs),
+            false => self.losses.check(outputs, self.given(inputs, targets)),
         }
     }
 
@@ -94,8 +98,9 @@ impl Model {
     /// If a loss counts nothing, or an error of a loss.
     pub(super) fn counts(&self, inputs: &[Tensor], targets: &[Tensor]) -> Result<Vec<f64>> {
         let none = Default::default();
-        let counts = self.losses.each(&none, inputs, |term, ctx| {
-            let count = catching(|| term.loss.count(ctx, targets))?;
+        let given = self.given(inputs, targets);
+        let counts = self.losses.each(&none, given, |term, ctx| {
+            let count = catching(|| term.loss.count(ctx, given.1.positional))?;
             let counted = count > 0.0;
             let of =
                 if term.name == LOSS { String::new() } else { format!(" for {}", term.layer()) };
@@ -112,7 +117,28 @@ impl Model {
 
     /// Whether every process reads the inputs.
     pub(super) fn needs_inputs_everywhere(&self) -> bool {
-        self.padding.is_some() || self.losses.take_inputs()
+        self.padding.is_some() || self.losses.take_inputs() || self.has_named_inputs()
+    }
+
+    pub(super) fn has_named_inputs(&self) -> bool {
+        !self.sequence.inputs.named.is_empty()
+    }
+
+    /// The inputs of a call in one list.
+    ///
+    /// # Errors
+    /// If names do not fit.
+    pub(super) fn listed_inputs(&self, inputs: impl IntoTensors) -> Result<Vec<Tensor>> {
+        self.sequence.inputs.listed("input", inputs.into_tensors())
+    }
+
+    /// As [`Model::listed_inputs`], for targets.
+    pub(super) fn listed_targets(&self, targets: impl IntoTensors) -> Result<Vec<Tensor>> {
+        self.targets.listed("target", targets.into_tensors())
+    }
+
+    fn given<'a, T>(&'a self, inputs: &'a [T], targets: &'a [T]) -> InputsAndTargets<'a, T> {
+        (self.sequence.inputs.split(inputs), self.targets.split(targets))
     }
 
     /// The losses over a mini-batch, whose micro-batches have these outcomes.

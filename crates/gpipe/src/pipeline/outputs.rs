@@ -13,7 +13,6 @@ use tch::Tensor;
 use crate::{
     spec::TensorSpec,
     stage::{Stage, feed::Slice},
-    value::IntoTensors,
 };
 
 /// The outputs of [`Pipeline::forward`](crate::Pipeline::forward), and the right to go back through
@@ -28,6 +27,8 @@ pub struct Outputs {
     pub(super) slices: Vec<Slice>,
     /// Shapes of each micro-batch's inputs.
     pub(super) specs: Vec<Vec<TensorSpec>>,
+    /// Each micro-batch's inputs, if some have names: a recomputation needs those.
+    pub(super) inputs: Vec<Vec<Tensor>>,
     pub(super) timeline: Timeline,
     pub(super) held: Vec<Bytes>,
     pub(super) open: OpenForwards,
@@ -111,23 +112,5 @@ impl OpenForwards {
     /// Returns whether the forward was open.
     pub(super) fn close(&self, number: u64) -> bool {
         self.with(|open| open.numbers.remove(&number))
-    }
-}
-
-/// Gradients of a forward's outputs: one for each, or `None` for an output without one.
-pub trait IntoGradients {
-    /// Returns the gradients in order, without copying data.
-    fn into_gradients(self) -> Vec<Option<Tensor>>;
-}
-
-impl IntoGradients for Vec<Option<Tensor>> {
-    fn into_gradients(self) -> Vec<Option<Tensor>> {
-        self
-    }
-}
-
-impl<T: IntoTensors> IntoGradients for T {
-    fn into_gradients(self) -> Vec<Option<Tensor>> {
-        self.into_tensors().into_iter().map(Some).collect()
     }
 }

@@ -7,6 +7,7 @@ use gpipe_runtime::{Verdict, peers::Share, report::Report};
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use crate::arguments::or_undefined;
 use crate::processes::dtype;
 use crate::stage::{Stage, feed::Outcome, recorder::StageProfile};
 
@@ -37,7 +38,7 @@ struct PackedReport {
 struct PackedOutcome {
     loss_sums: Vec<Vec<f64>>,
     metric_sums: Vec<Vec<f64>>,
-    outputs: Vec<Vec<PackedTensor>>,
+    outputs: Vec<Vec<Option<PackedTensor>>>,
     input_grads: Vec<Vec<Option<PackedTensor>>>,
     verdict: Option<(bool, f64, f64)>,
     memory: [u64; 3],
@@ -68,7 +69,8 @@ pub(super) fn pack(share: &Share<Stage>) -> std::result::Result<Vec<u8>, String>
 }
 
 fn pack_outcome(outcome: &Outcome) -> std::result::Result<PackedOutcome, String> {
-    let outputs = outcome.outputs.iter().map(|tensors| tensors.iter().map(pack_tensor).collect());
+    let output = |tensor: &Tensor| tensor.defined().then(|| pack_tensor(tensor)).transpose();
+    let outputs = outcome.outputs.iter().map(|tensors| tensors.iter().map(output).collect());
     let packed = |grad: &Option<Tensor>| grad.as_ref().map(pack_tensor).transpose();
     let grads = outcome.input_grads.iter().map(|grads| grads.iter().map(packed).collect());
     let Stats { live, peak, kept } = outcome.memory;
@@ -130,8 +132,9 @@ pub(super) fn unpack(
 
 fn unpack_outcome(packed: PackedOutcome) -> std::result::Result<Outcome, String> {
     let outputs = packed.outputs.into_iter();
-    let outputs = outputs.map(|tensors| tensors.into_iter().map(unpack_tensor).collect());
-    let unpacked = |grad: Option<PackedTensor>| grad.map(unpack_tensor).transpose();
+    let unpacked = |tensor: Option<PackedTensor>| tensor.map(unpack_tensor).transpose();
+    let output = |tensor| unpacked(tensor).map(or_undefined);
+    let outputs = outputs.map(|tensors| tensors.into_iter().map(output).collect());
     let grads = packed.input_grads.into_iter();
     let grads = grads.map(|grads| grads.into_iter().map(unpacked).collect());
     let [live, peak, kept] = packed.memory;

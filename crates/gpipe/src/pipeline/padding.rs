@@ -13,9 +13,9 @@ use crate::error::{Error, Result};
 /// Prediction cuts nothing off, because its outputs are joined.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Padding {
-    /// For each input.
+    /// For each input: those by position, then those by name, as they were declared.
     pub inputs: Vec<Option<i64>>,
-    /// For each target.
+    /// For each target, likewise.
     pub targets: Vec<Option<i64>>,
 }
 
@@ -34,6 +34,7 @@ impl Padding {
         let padded = inputs.chain(targets.iter_mut().zip(&self.targets));
         let mut padded: Vec<(&mut Tensor, i64)> =
             padded.filter_map(|(tensor, pad)| Some((tensor, (*pad)?))).collect();
+        padded.retain(|(tensor, _)| tensor.defined());
         let mut lengths: Vec<(i64, i64)> = Vec::new();
         for (tensor, pad) in &padded {
             let (length, used) = (length(tensor)?, used(tensor, *pad)?);

@@ -18,21 +18,21 @@ use super::{
     Pipeline,
     accumulated::{Accumulated, Count, listed, mixed},
     mini_batch::MiniBatch,
-    outputs::{IntoGradients, Outputs},
+    outputs::Outputs,
     outputs_of,
     report::{self, DeviceReport, Evaluation, UpdateReport},
     run::Task,
 };
 use crate::{
+    arguments::{IntoTensors, Tensors, defined},
     error::{Error, Result},
     loss::total,
-    spec::{TensorSpec, is_float},
+    spec::TensorSpec,
     stage::{
         Stage,
         feed::{Mode, Slice},
         gradients::sum_in_order,
     },
-    value::IntoTensors,
 };
 
 impl Pipeline {
@@ -60,7 +60,7 @@ impl Pipeline {
                 raise open_forwards in the builder"
             )));
         }
-        let inputs = inputs.into_tensors();
+        let inputs = self.model.listed_inputs(inputs)?;
         let mut batch = self.check(inputs, None, true)?;
         let first = batch.slices.first().map_or(0, |slice| slice.first);
         self.continue_samples(&mut batch);
@@ -74,6 +74,7 @@ impl Pipeline {
             first,
             slices: batch.slices.clone(),
             specs: batch.specs.clone(),
+            inputs: Vec::new(),
             timeline: Timeline::default(),
             held: Vec::new(),
             open: self.update.open.clone(),
@@ -81,10 +82,13 @@ impl Pipeline {
         };
         let ran = self.run(task)?;
         self.update.samples += batch.samples;
+        if self.model.has_named_inputs() {
+            outputs.inputs = batch.inputs;
+        }
         outputs.held = self.added(&ran);
         outputs.timeline = ran.timeline.clone();
         for tensor in self.joined(outputs_of(ran))? {
-            let differentiable = is_float(tensor.kind());
+            let differentiable = TensorSpec::of(&tensor).is_float();
             let leaf = if differentiable { tensor.f_set_requires_grad(true)? } else { tensor };
             outputs.tensors.push(leaf);
         }
@@ -107,7 +111,7 @@ impl Pipeline {
     pub fn backward(
         &mut self,
         outputs: &Outputs,
-        gradients: impl IntoGradients,
+        gradients: impl IntoTensors,
     ) -> Result<Vec<Option<Tensor>>> {
         self.needs_own_parameters("run a backward")?;
         self.needs_unreduced("another backward")?;
@@ -125,7 +129,7 @@ impl Pipeline {
             None | Some(Accumulated::Given) => {}
             Some(_) => return Err(mixed()),
         }
-        let gradients = self.check_gradients(outputs, gradients.into_gradients())?;
+        let gradients = self.check_gradients(outputs, gradients.into_tensors())?;
         let own = |slice: &Slice| -> Result<Vec<Option<Tensor>>> {
             let first = (slice.first - outputs.slices[0].first) as i64;
             let narrow = |grad: &Tensor| Ok(grad.f_narrow(0, first, slice.count as i64)?);
@@ -134,6 +138,7 @@ impl Pipeline {
         let batch = MiniBatch {
             slices: outputs.slices.clone(),
             specs: outputs.specs.clone(),
+            inputs: outputs.inputs.iter().map(|own| shallow(own)).collect(),
             output_grads: outputs.slices.iter().map(own).collect::<Result<_>>()?,
             ..MiniBatch::default()
         };
@@ -159,7 +164,7 @@ impl Pipeline {
                 return Ok(None);
             }
             // Every micro-batch had the whole of a shared input.
-            let joined = match self.model.shared.0.contains(&at) {
+            let joined = match self.model.sequence.inputs.shared.contains(&at) {
                 true => sum_in_order(parts.into_iter().map(Some).collect())?,
                 false => Some(Tensor::f_cat(&parts, 0)?),
             };
@@ -186,7 +191,8 @@ impl Pipeline {
         targets: impl IntoTensors,
         count: Count,
     ) -> Result<Evaluation> {
-        let (inputs, targets) = (inputs.into_tensors(), targets.into_tensors());
+        let inputs = self.model.listed_inputs(inputs)?;
+        let targets = self.model.listed_targets(targets)?;
         Ok(self.accumulated(inputs, targets, count, false)?.0)
     }
 
@@ -239,7 +245,7 @@ impl Pipeline {
     pub fn count_of(&self, targets: impl IntoTensors) -> Result<f64> {
         match &self.model.losses.0[..] {
             [_] if !self.model.losses.take_inputs() => {
-                Ok(self.model.counts(&[], &targets.into_tensors())?[0])
+                Ok(self.model.counts(&[], &self.model.listed_targets(targets)?)?[0])
             }
             [] => Err(Error::Setting("there is no loss: give the builder one".into())),
             _ => Err(Error::Setting(
@@ -258,7 +264,8 @@ impl Pipeline {
         inputs: impl IntoTensors,
         targets: impl IntoTensors,
     ) -> Result<Vec<f64>> {
-        self.model.counts(&inputs.into_tensors(), &targets.into_tensors())
+        let inputs = self.model.listed_inputs(inputs)?;
+        self.model.counts(&inputs, &self.model.listed_targets(targets)?)
     }
 
     /// Applies the gradients that have accumulated, once, and begins a new update.
@@ -378,8 +385,15 @@ impl Pipeline {
     fn check_gradients(
         &self,
         outputs: &Outputs,
-        gradients: Vec<Option<Tensor>>,
+        gradients: Tensors,
     ) -> Result<Vec<Option<Tensor>>> {
+        let Tensors { positional: gradients, named } = gradients;
+        if let Some((name, _)) = named.first() {
+            return Err(Error::Input(format!(
+                "a gradient is named '{name}': outputs have no names, give their gradients in order"
+            )));
+        }
+        let gradients: Vec<Option<Tensor>> = gradients.into_iter().map(defined).collect();
         if gradients.len() != outputs.tensors.len() {
             return Err(Error::Input(format!(
                 "{} gradients for {} outputs: give one for each, or None",
@@ -420,4 +434,8 @@ impl Pipeline {
         };
         (0..self.engine.devices()).map(of_device).collect()
     }
+}
+
+fn shallow(tensors: &[Tensor]) -> Vec<Tensor> {
+    tensors.iter().map(Tensor::shallow_clone).collect()
 }

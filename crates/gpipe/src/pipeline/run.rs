@@ -150,6 +150,7 @@ impl Pipeline {
         };
         let program = self.program(part, micro_batches)?;
         let takes_inputs = self.model.losses.take_inputs();
+        let everywhere = self.model.has_named_inputs();
         let mut feeds: Vec<Vec<Feed>> = (0..self.engine.devices()).map(|_| Vec::new()).collect();
         for (stage, &device) in self.engine.placement.iter().enumerate() {
             let fed = |all: &[Vec<Tensor>], here: bool| -> Vec<Vec<Tensor>> {
@@ -168,7 +169,7 @@ impl Pipeline {
                 output_grads: grads.collect(),
                 step: self.training.step,
                 slices: batch.slices.clone(),
-                inputs: fed(&batch.inputs, stage == 0 || last && takes_inputs),
+                inputs: fed(&batch.inputs, stage == 0 || everywhere || last && takes_inputs),
                 targets: fed(&batch.targets, last),
                 denominators: denominators.clone(),
                 lr: self.training.learning_rate(),

@@ -14,10 +14,10 @@ use gpipe_core::{
     schedule::Schedule,
 };
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
 use super::{FORMAT, Profile, links::Messages, observed::Observed};
 use crate::{
+    arguments::Tensors,
     error::{Error, Result},
     estimate::Rate,
     pipeline::PipelineBuilder,
@@ -46,7 +46,7 @@ pub struct Profiling<'a> {
     /// come from the same moments.
     pub passes: usize,
     /// Mini-batches, used in turn: inputs and targets, all with the same number of samples.
-    pub batches: &'a [(Vec<Tensor>, Vec<Tensor>)],
+    pub batches: &'a [(Tensors, Tensors)],
     /// The machine, in words.
     pub machine: &'a str,
 }
@@ -88,8 +88,8 @@ pub fn profile(
                 .into(),
         ));
     }
-    let mini_batch =
-        settings.batches.first().and_then(|(inputs, _)| inputs.first()?.size().first().copied());
+    let mut builder = build()?;
+    let mini_batch = settings.batches.first().and_then(|(inputs, _)| builder.samples_of(inputs));
     let Some(mini_batch) =
         mini_batch.and_then(|count| usize::try_from(count).ok()).filter(|&count| count > 0)
     else {
@@ -97,7 +97,6 @@ pub fn profile(
             "a profile needs mini-batches to measure: give at least one".into(),
         ));
     };
-    let mut builder = build()?;
     let subject = builder.subject(settings.machine)?;
     let configured = [builder.scheduled()];
     let schedules = if settings.schedules.is_empty() { &configured } else { settings.schedules };

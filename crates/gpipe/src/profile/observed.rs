@@ -11,10 +11,10 @@ use gpipe_core::{
 
 use super::{LayerSpread, links::Messages, measure::Profiling};
 use crate::{
+    arguments::IntoTensors,
     error::Result,
     pipeline::Pipeline,
     stage::recorder::{LayerBytes, ProfiledOp, Sample},
-    value::IntoTensors,
 };
 
 /// Steps that run before the measurement.
@@ -59,7 +59,7 @@ impl Observed {
                 break;
             }
             let (report, profiles) =
-                pipeline.train((&inputs[..]).into_tensors(), (&targets[..]).into_tensors())?;
+                pipeline.train(inputs.into_tensors(), targets.into_tensors())?;
             if report.skipped {
                 continue;
             }

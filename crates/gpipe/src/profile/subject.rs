@@ -143,7 +143,7 @@ impl PipelineBuilder {
         let estimated = self.estimate(&[1], &Rate::default())?;
         let kept: Vec<u64> = estimated.sizes.values().flatten().map(|cost| cost.kept.0).collect();
         let seen = self.seen()?;
-        let inputs: Vec<TensorSpec> = seen.inputs.iter().map(|spec| spec.with_samples(1)).collect();
+        let inputs = seen.sequence.inputs.with_samples(seen.inputs, 1);
         let inferred = seen.sequence.infer(&inputs, seen.kind)?;
         // Dtypes are stored by these names, whatever messages call them.
         let text = |spec: &TensorSpec| format!("{:?} {:?}", spec.kind, spec.shape);

@@ -19,7 +19,8 @@ use super::{
     update::StepUpdate,
 };
 use crate::{
-    error::{LayerError, StageError},
+    arguments::{defined, if_defined},
+    error::StageError,
     observer::When,
     value::Value,
 };
@@ -190,7 +191,11 @@ impl ActiveStage<'_> {
         // If nothing up to here is trained, there is no backward, so nothing is kept.
         let keep = if self.parameters.trains_up_to_here() { keep } else { Keep::Nothing };
         let edges = Arc::clone(&self.config.edges);
-        let inputs = self.receive(inputs)?;
+        let mut inputs = self.receive(inputs)?;
+        // As layers see `None`.
+        inputs.iter_mut().flat_map(|(_, own)| own).for_each(|own| {
+            own.get_or_insert_default();
+        });
         let (arrived, mut skips) = arrivals(inputs, edges.boundary_in, &edges.skips_in);
         let inputs = match arrived {
             Some(tensors) => tensors.into_iter().flatten().collect(),
@@ -218,7 +223,7 @@ impl ActiveStage<'_> {
         }
         if self.step.feed.part == Part::Forward && self.config.last {
             let copy =
-                || outputs.iter().take(own).map(copy_to_cpu).collect::<Result<_, LayerError>>();
+                || outputs.iter().take(own).map(|own| if_defined(own, copy_to_cpu)).collect();
             let copies = self.device.for_driver(copy).map_err(in_operation("the outputs"))?;
             self.step.outputs.push((micro_batch, copies));
         }
@@ -230,7 +235,7 @@ impl ActiveStage<'_> {
                 held.loss = loss;
             }
         }
-        let outputs = outputs.into_iter().map(Some).collect();
+        let outputs = outputs.into_iter().map(defined).collect();
         let outgoing = self.outgoing(edges.boundary_out, outputs, &edges.skips_out, &mut skips);
         self.finished(outgoing)
     }

@@ -9,6 +9,7 @@ use tch::Kind;
 
 use super::parameters::ParamIndex;
 use crate::{
+    arguments::Arguments,
     device::Device,
     loss::Losses,
     metric::Metric,
@@ -47,6 +48,9 @@ pub(crate) struct StageConfig {
     pub max_norm: Option<f64>,
     pub keep_gradients: bool,
     pub threads: i32,
+    /// What is declared of the pipeline's inputs and targets.
+    pub inputs: Arguments,
+    pub targets: Arguments,
     /// Only the last stage has them.
     pub losses: Losses,
     pub metrics: Vec<Arc<dyn Metric>>,

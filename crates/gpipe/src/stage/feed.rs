@@ -69,7 +69,8 @@ pub(crate) struct Feed {
     pub forward: u64,
     pub step: u64,
     pub slices: Vec<Slice>,
-    /// By micro-batch. The first stage has them, and the last one if a loss takes them.
+    /// By micro-batch. The first stage has them, the last one if a loss takes them, and every stage
+    /// if some have names.
     pub inputs: Vec<Vec<Tensor>>,
     /// By micro-batch; only the last stage has them.
     pub targets: Vec<Vec<Tensor>>,

@@ -25,22 +25,28 @@ pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Resul
 /// Detects in-place changes of tensors. It misses a change through `Tensor::data`, which hides the
 /// change from autograd.
 pub(super) struct Untouched<'t> {
-    tensors: Vec<(&'t Tensor, i64)>,
+    /// With their versions. Undefined tensors have none.
+    tensors: Vec<(&'t Tensor, Option<i64>)>,
 }
 
 impl<'t> Untouched<'t> {
     pub(super) fn new(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Self, LayerError> {
-        let version = |tensor: &'t Tensor| Ok((tensor, tensor.f_internal_version()?));
-        Ok(Self { tensors: tensors.into_iter().map(version).collect::<Result<_, LayerError>>()? })
+        let with_version = |tensor: &'t Tensor| Ok((tensor, version(tensor)?));
+        let tensors = tensors.into_iter().map(with_version).collect::<Result<_, LayerError>>()?;
+        Ok(Self { tensors })
     }
 
     /// The index of the first tensor that was changed.
     pub(super) fn changed(&self) -> Result<Option<usize>, LayerError> {
-        for (index, (tensor, version)) in self.tensors.iter().enumerate() {
-            if tensor.f_internal_version()? != *version {
+        for (index, (tensor, before)) in self.tensors.iter().enumerate() {
+            if version(tensor)? != *before {
                 return Ok(Some(index));
             }
         }
         Ok(None)
     }
+}
+
+fn version(tensor: &Tensor) -> Result<Option<i64>, LayerError> {
+    Ok(tensor.defined().then(|| tensor.f_internal_version()).transpose()?)
 }

@@ -20,6 +20,7 @@ use super::{
     guard::{Untouched, catching},
 };
 use crate::{
+    arguments::if_defined,
     batch_norm::BatchStatistics,
     cache::Cache,
     error::{LayerError, StageError},
@@ -34,6 +35,8 @@ pub(super) struct LayerRun<'a> {
     pub layer: &'a NamedLayer,
     pub id: LayerId,
     pub parameters: &'a [Tensor],
+    /// The pipeline's inputs by name.
+    pub named: &'a [(String, Tensor)],
     pub input_grads: bool,
     pub training: bool,
     pub seed: u64,
@@ -59,14 +62,14 @@ pub(super) fn leaves(tensors: &[Tensor], grads: bool) -> Result<Vec<Tensor>, Lay
 }
 
 fn leaf(tensor: &Tensor, grads: bool) -> Result<Tensor, LayerError> {
-    let leaf = tensor.f_detach()?;
+    let leaf = if_defined(tensor, Tensor::f_detach)?;
     Ok(if grads && differentiable(&leaf) { leaf.f_set_requires_grad(true)? } else { leaf })
 }
 
 /// Prepares a layer's output for the next layer: without a graph, and in the layout that all values
 /// between layers have.
 fn passed_on(tensor: &Tensor) -> Result<Tensor, LayerError> {
-    Ok(settled(tensor.f_detach()?)?)
+    if_defined(tensor, |tensor| Ok(settled(tensor.f_detach()?)?))
 }
 
 /// The result of running a layer.
@@ -121,13 +124,15 @@ impl LayerRun<'_> {
                 first_sample: self.slice.first as u64,
             },
             samples: self.slice.count as i64,
+            named: self.named,
             pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
             stashed: Vec::new(),
             statistics: Vec::new(),
             cache,
         };
         let popped = pops.iter().map(|(_, _, tensor)| tensor);
-        let given = Untouched::new(inputs.iter().chain(popped))?;
+        let named = self.named.iter().map(|(_, tensor)| tensor);
+        let given = Untouched::new(inputs.iter().chain(popped).chain(named))?;
         let weights = Untouched::new(self.parameters)?;
         let ran = catching(|| self.layer.layer.forward(&mut ctx, &inputs));
         if let Some(index) = weights.changed()? {
@@ -181,6 +186,8 @@ impl LayerRun<'_> {
         let specs = |tensors: &[Tensor]| tensors.iter().map(TensorSpec::of).collect::<Vec<_>>();
         let pops = pops.iter().map(|(_, name, tensor)| (name.clone(), TensorSpec::of(tensor)));
         let mut ctx = Infer::with_open(self.kind, pops.collect());
+        let named = self.named.iter();
+        ctx.named = named.map(|(name, tensor)| (name.clone(), TensorSpec::of(tensor))).collect();
         let promised = self.layer.layer.infer(&mut ctx, &specs(inputs))?;
         let made = specs(outputs);
         let names: Vec<&str> = stashed.iter().map(|(name, _)| name.as_str()).collect();

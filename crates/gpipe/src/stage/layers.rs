@@ -16,6 +16,7 @@ use super::{
     step::ActiveStage,
 };
 use crate::{
+    arguments::{NamedArgument, defined, if_defined},
     batch_norm::BatchStatistics,
     cache::Cache,
     error::{LayerError, StageError},
@@ -100,9 +101,10 @@ impl ActiveStage<'_> {
         let ForwardOptions { run: how, work, mut products } = how;
         let _no_grad = (how == GraphMode::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
+        let named = self.named_inputs(micro_batch)?;
         let (mut islands, mut statistics) = (Vec::new(), Vec::new());
         for position in range {
-            let run = self.layer_run(position, micro_batch);
+            let run = self.layer_run(position, micro_batch, &named);
             let pops = self.skips_popped_by(position);
             let pops = pops.filter_map(|(index, skip)| {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
@@ -181,8 +183,14 @@ impl ActiveStage<'_> {
         }
     }
 
-    fn layer_run(&self, position: usize, micro_batch: MicroBatch) -> LayerRun<'_> {
+    fn layer_run<'r>(
+        &'r self,
+        position: usize,
+        micro_batch: MicroBatch,
+        named: &'r [(String, Tensor)],
+    ) -> LayerRun<'r> {
         LayerRun {
+            named,
             layer: &self.config.named[position],
             id: LayerId::from_index(self.config.layers.start + position),
             parameters: self.parameters.of_layer(position),
@@ -196,17 +204,37 @@ impl ActiveStage<'_> {
         }
     }
 
-    /// The inputs of the first stage for `micro_batch`: on the stage's device, in the compute
-    /// dtype, and in the layout of values between layers.
+    /// The inputs of the first stage for `micro_batch`.
     pub(super) fn fed_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<Tensor>> {
+        let given = self.config.inputs.split(self.step.feed.inputs(micro_batch));
+        let inputs = given.positional.iter().map(|tensor| self.fed(tensor));
+        inputs.collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
+    }
+
+    /// The inputs by name for `micro_batch`, on any stage.
+    fn named_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<(String, Tensor)>> {
+        let names = &self.config.inputs.named;
+        let all = self.step.feed.inputs(micro_batch);
+        if names.is_empty() || all.is_empty() {
+            return Ok(Vec::new());
+        }
+        let named = &all[all.len().saturating_sub(names.len())..];
+        let named = names.iter().zip(named);
+        let fed = |(own, tensor): (&NamedArgument, &Tensor)| {
+            Ok((own.name.clone(), if_defined(&self.fed(tensor)?, Tensor::f_detach)?))
+        };
+        named.map(fed).collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
+    }
+
+    /// A tensor of the inputs on the stage's device, in the compute dtype, and in the layout of
+    /// values between layers.
+    fn fed(&self, tensor: &Tensor) -> Result<Tensor, LayerError> {
         let Precision { compute, master } = self.config.precision;
-        let fed = |tensor: &Tensor| {
+        if_defined(tensor, |tensor| {
             let tensor = self.device.own(tensor)?;
             let tensor = if tensor.kind() == master { tensor.f_to_kind(compute)? } else { tensor };
             Ok(settled(tensor)?)
-        };
-        let inputs = self.step.feed.inputs(micro_batch).iter().map(fed);
-        inputs.collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
+        })
     }
 
     /// Returns arrived values on this stage's device.
@@ -259,7 +287,9 @@ impl ActiveStage<'_> {
         skip_values: &mut HashMap<usize, Tensor>,
     ) -> OnEdges<Vec<Option<Tensor>>> {
         let boundary = boundary.map(|edge| (edge, tensors));
-        let skips = skips.iter().map(|&(edge, index)| (edge, vec![skip_values.remove(&index)]));
+        let skips = skips
+            .iter()
+            .map(|&(edge, index)| (edge, vec![skip_values.remove(&index).and_then(defined)]));
         boundary.into_iter().chain(skips).collect()
     }
 }

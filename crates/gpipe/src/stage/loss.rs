@@ -14,6 +14,7 @@ use super::{
     step::ActiveStage,
 };
 use crate::{
+    arguments::if_defined,
     error::{LayerError, StageError},
     loss::not_finite,
     metric::Metric,
@@ -71,14 +72,16 @@ impl ActiveStage<'_> {
         let leaves = leaves.map_err(in_loss)?;
         // Losses and metrics see the outputs in float32 if the arithmetic is in a smaller dtype.
         let Precision { compute, master } = self.config.precision;
-        let widen = |tensor: &Tensor| match tensor.kind() == compute {
-            true => Ok(tensor.f_to_kind(master)?),
-            false => Ok(tensor.shallow_clone()),
+        let widen = |tensor: &Tensor| {
+            if_defined(tensor, |tensor| match tensor.kind() == compute {
+                true => Ok(tensor.f_to_kind(master)?),
+                false => Ok(tensor.shallow_clone()),
+            })
         };
         let seen: Vec<Tensor> =
             leaves.iter().map(widen).collect::<Result<_, LayerError>>().map_err(in_loss)?;
         let own = |tensors: &[Tensor]| -> StageResult<Vec<Tensor>> {
-            let own = tensors.iter().map(|tensor| self.device.own(tensor));
+            let own = tensors.iter().map(|tensor| if_defined(tensor, |own| self.device.own(own)));
             own.collect::<Result<_, _>>().map_err(in_loss)
         };
         let targets = own(targets)?;
@@ -88,10 +91,12 @@ impl ActiveStage<'_> {
         };
         let given = Untouched::new(seen.iter().chain(&targets).chain(&inputs)).map_err(in_loss)?;
         let handed = losses.split(seen.iter().map(Tensor::shallow_clone).collect());
-        let sums = losses.each(&handed, &inputs, |term, ctx| {
+        let (inputs, targets) =
+            (self.config.inputs.split(&inputs), self.config.targets.split(&targets));
+        let sums = losses.each(&handed, (inputs, targets), |term, ctx| {
             let sum = guard::catching(|| {
                 let _no_grad = (term.weight == 0.0).then(tch::no_grad_guard);
-                term.loss.sum(ctx, &handed.0, &targets)
+                term.loss.sum(ctx, &handed.0, targets.positional)
             })?;
             check_untouched(&given)?;
             let value = self.checked_value(&sum)?;
@@ -113,7 +118,7 @@ impl ActiveStage<'_> {
             source => StageError::Layer { layer: term.layer(), source },
         })?;
         let (sums, values): (Vec<Tensor>, Vec<f64>) = sums.into_iter().unzip();
-        let metric_sums = self.measure(&handed.0, &targets)?;
+        let metric_sums = self.measure(&handed.0, targets.positional)?;
         self.step.metric_sums.push((micro_batch, metric_sums));
         self.step.loss_sums.push((micro_batch, values));
         Ok(graph.then(|| Island::of_loss(leaves, sums)))

@@ -147,5 +147,5 @@ const SHARED_ARENA: u32 = 0;
 
 /// Whether a gradient can flow into `tensor`.
 fn differentiable(tensor: &Tensor) -> bool {
-    is_float(tensor.kind())
+    tensor.defined() && is_float(tensor.kind())
 }

@@ -57,8 +57,7 @@ impl ActiveStage<'_> {
         if self.observers().next().is_none() {
             return Ok(None);
         }
-        let tensors = tensors.into_iter().collect();
-        self.observe_layer(position, micro_batch, pass, When::Before, tensors)?;
+        self.observe_layer(position, micro_batch, pass, When::Before, defined(tensors))?;
         self.device.synchronize().map_err(in_operation("an observer"))?;
         Ok(Some(Instant::now()))
     }
@@ -75,8 +74,7 @@ impl ActiveStage<'_> {
         let Some(since) = since else { return Ok(()) };
         self.device.synchronize().map_err(in_operation("an observer"))?;
         let time = Nanos(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        let tensors = tensors.into_iter().collect();
-        self.observe_layer(position, micro_batch, pass, When::After(time), tensors)
+        self.observe_layer(position, micro_batch, pass, When::After(time), defined(tensors))
     }
 
     fn observe_layer(
@@ -130,6 +128,11 @@ impl ActiveStage<'_> {
             ))),
         }
     }
+}
+
+/// As observers see tensors: an undefined one is `None`.
+fn defined<'t>(tensors: impl IntoIterator<Item = Option<&'t Tensor>>) -> Vec<Option<&'t Tensor>> {
+    tensors.into_iter().map(|tensor| tensor.filter(|tensor| tensor.defined())).collect()
 }
 
 impl ProfiledOp {

@@ -97,6 +97,8 @@ pub struct Tape {
     nodes: Vec<Ran>,
     memory: Memory,
     inputs: Vec<Var>,
+    /// The pipeline's inputs by name.
+    named: Vec<(String, Var)>,
     /// Skips that the layer may pop.
     open: HashMap<String, Var>,
     popped: Vec<(String, Var)>,
@@ -150,6 +152,7 @@ impl Tape {
             nodes: Vec::new(),
             memory: Memory::default(),
             inputs: Vec::new(),
+            named: Vec::new(),
             open: HashMap::new(),
             popped: Vec::new(),
             statistics: 0.0,
@@ -172,6 +175,19 @@ impl Tape {
         let Outside { spec, channels_last } = outside.clone();
         self.values.push(Value { spec, memory, grad, channels_last, held: true });
         Var(self.values.len() - 1)
+    }
+
+    /// Adds an input of the pipeline, by name.
+    pub(super) fn offer_input(&mut self, name: &str, outside: &Outside) {
+        if !outside.spec.is_none() {
+            let var = self.given(outside, false);
+            self.named.push((name.to_owned(), var));
+        }
+    }
+
+    /// The pipeline's input `name`; `None` as [`crate::Forward::named`] says.
+    pub fn named(&self, name: &str) -> Option<Var> {
+        self.named.iter().find(|(own, _)| own == name).map(|(_, var)| *var)
     }
 
     /// Adds a skip that the layer may pop.

@@ -1,6 +1,7 @@
 //! Shared by the test families: a small model with every feature, and comparisons of all tensors.
 #![allow(dead_code)] // each test file uses a part of it
 
+pub mod gated;
 pub mod matrix;
 pub mod memory;
 pub mod views;

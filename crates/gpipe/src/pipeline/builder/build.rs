@@ -7,7 +7,6 @@ use std::{
     sync::Arc,
 };
 
-use gpipe_bridge::memory::IS_COUNTED;
 use gpipe_core::{
     EdgeId, StageId,
     lower::{Topology, lower},
@@ -40,7 +39,6 @@ use crate::{
     precision::{LossScale, Precision},
     processes::process_of,
     sequence::{Skip, TieGroup},
-    spec::TensorSpec,
     stage::{Edges, Stage, StageConfig},
 };
 
@@ -85,9 +83,6 @@ pub(in crate::pipeline) struct Grouped {
     names: Vec<Vec<String>>,
 }
 
-/// The most micro-batches of a mini-batch.
-const MICRO_BATCHES_MAX: usize = 1 << 16;
-
 impl PipelineBuilder {
     /// Builds the pipeline: checks everything that can be checked without running, then builds each
     /// stage in its device's thread.
@@ -122,11 +117,11 @@ impl PipelineBuilder {
             },
             model: Model {
                 parameters: topology::owned(&self.sequence, &cut.ranges, &cut.ties),
-                inputs: self.inputs.len(),
+                inputs: self.sequence.inputs.positional(self.inputs.len()),
                 sequence: self.sequence,
                 balance: cut.balance,
                 padding: self.padding,
-                shared: self.shared,
+                targets: self.targets,
                 precision,
                 losses: self.losses,
                 metrics: self.metrics,
@@ -165,6 +160,7 @@ impl PipelineBuilder {
     /// Cuts the model into stages on devices.
     fn cut(&self, precision: Precision, grouped: Grouped) -> Result<Cut> {
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
+        self.check_asked(&inferred.asked)?;
         let ties = self.sequence.ties()?;
         let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
         let layers = self.sequence.len();
@@ -241,89 +237,6 @@ impl PipelineBuilder {
         Ok((pool, Some(others)))
     }
 
-    pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
-        let refuse = |reason: String| Err(Error::Setting(reason));
-        let devices = self.devices.len();
-        let shared = &self.shared.0;
-        if let Some(at) = shared.iter().find(|&&at| at >= self.inputs.len()) {
-            let inputs = self.inputs.len();
-            return refuse(format!(
-                "shared input {at}: there are {inputs} inputs, numbered from 0"
-            ));
-        }
-        if !shared.is_empty() && (0..self.inputs.len()).all(|at| shared.contains(&at)) {
-            return refuse("every input is shared: at least one needs samples".into());
-        }
-        let scalar =
-            |(at, spec): (usize, &TensorSpec)| spec.shape.is_empty() && !shared.contains(&at);
-        if let Some(at) = self.inputs.iter().enumerate().position(scalar) {
-            return refuse(format!(
-                "input {at} is a scalar, which has no samples: the first size of an input is the \
-                number of samples; or name it in shared_inputs"
-            ));
-        }
-        let stages = self.schedule.stages(devices).map_err(setting)?;
-        self.schedule.check_micro_batches(self.micro_batches).map_err(setting)?;
-        if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
-            return refuse(format!(
-                "{} micro-batches: use 1 to {MICRO_BATCHES_MAX}",
-                self.micro_batches
-            ));
-        }
-        if self.threads == 0 || self.threads > 1024 {
-            return refuse(format!("{} threads per stage: use 1 to 1024", self.threads));
-        }
-        self.devices.iter().try_for_each(|device| device.check())?;
-        if self.average.is_some_and(|decay| !(0.0..1.0).contains(&decay)) {
-            return refuse("the averages' decay must be at least 0 and below 1".into());
-        }
-        self.rate.check().map_err(Error::Setting)?;
-        self.losses.check_settings().map_err(Error::Setting)?;
-        for (index, metric) in self.metrics.iter().enumerate() {
-            if self.metrics[..index].iter().any(|other| other.name() == metric.name()) {
-                let name = metric.name();
-                return refuse(format!("two metrics are named '{name}': give each its own name"));
-            }
-        }
-        if self.caps.len() > 1 && self.caps.len() != devices {
-            return refuse(format!(
-                "{} memory caps for {devices} devices: give one for all, or one per device",
-                self.caps.len()
-            ));
-        }
-        let has_cpu = self.devices.iter().any(|device| device.gpu().is_none());
-        if !IS_COUNTED && !self.caps.is_empty() && has_cpu {
-            return refuse(
-                "memory of CPUs is not counted, so it cannot be capped: build gpipe with its \
-                feature `allocator`"
-                    .into(),
-            );
-        }
-        self.remat.check(stages).map_err(Error::Setting)?;
-        if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
-            return refuse("the largest gradient norm must be above 0".into());
-        }
-        if self.open_forwards == 0 {
-            return refuse("no forward may be open: set open_forwards to at least 1".into());
-        }
-        if self.deadline.is_zero() {
-            return refuse("the deadline must be longer than 0".into());
-        }
-        if let Some(optimizer) = &self.optimizer {
-            let name = optimizer.name();
-            optimizer.check().map_err(|reason| Error::Setting(format!("{name}: {reason}")))?;
-        }
-        if self.schedule == Schedule::ForwardOnly {
-            return refuse("forward-only is no training schedule: use 1f1b or another".into());
-        }
-        Precision::of(self.kind).ok_or_else(|| {
-            let kind = self.kind;
-            Error::Setting(format!(
-                "dtype {kind:?} is not supported: use Float, Double, BFloat16 or Half"
-            ))
-        })
-    }
-
     /// Named facts that must be equal in all processes of the pipeline.
     pub(in crate::pipeline) fn facts(&self, balance: &[usize]) -> Vec<(String, String)> {
         let mut facts: Vec<(String, String)> = [
@@ -345,7 +258,8 @@ impl PipelineBuilder {
             ("averages", format!("{:?}", self.average)),
             ("inputs", format!("{:?}", self.inputs)),
             ("gradients of the inputs", self.input_gradients.to_string()),
-            ("shared inputs and targets", format!("{:?}", self.shared)),
+            ("declared inputs", format!("{:?}", self.sequence.inputs)),
+            ("declared targets", format!("{:?}", self.targets)),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -486,6 +400,8 @@ impl PipelineBuilder {
             max_norm: self.max_norm,
             keep_gradients: self.keep_gradients,
             threads: i32::try_from(self.threads).unwrap_or(1),
+            inputs: self.sequence.inputs.clone(),
+            targets: self.targets.clone(),
             losses: if last { self.losses.clone() } else { Losses::default() },
             metrics: self.metrics.clone(),
             training_metrics: self.training_metrics,

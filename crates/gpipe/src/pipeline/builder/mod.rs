@@ -1,8 +1,9 @@
 //! Settings of a pipeline.
 //!
-//! - [`build`]: checks the settings and builds the stages
+//! - [`check`]: checks the settings; [`build`]: builds the stages
 
 mod build;
+mod check;
 
 use std::{sync::Arc, time::Duration};
 
@@ -13,6 +14,7 @@ use tch::Kind;
 
 use super::{Padding, balance::Balance};
 use crate::{
+    arguments::Arguments,
     device::Device,
     error::LayerError,
     loss::{Loss, Losses},
@@ -66,8 +68,8 @@ pub struct PipelineBuilder {
     pub(super) max_norm: Option<f64>,
     keep_gradients: bool,
     input_gradients: bool,
-    /// Positions of inputs and of targets without a sample axis.
-    pub(super) shared: (Vec<usize>, Vec<usize>),
+    /// What is declared of the targets. The sequence has what is declared of the inputs.
+    pub(super) targets: Arguments,
     open_forwards: usize,
     deadline: Duration,
     pub(super) losses: Losses,
@@ -105,7 +107,7 @@ impl PipelineBuilder {
             max_norm: None,
             keep_gradients: false,
             input_gradients: false,
-            shared: (Vec::new(), Vec::new()),
+            targets: Arguments::default(),
             open_forwards: 8,
             deadline: Settings::default().deadline,
             losses: Losses::default(),
@@ -309,14 +311,52 @@ impl PipelineBuilder {
     /// samples.
     #[must_use]
     pub fn shared_inputs(mut self, positions: impl Into<Vec<usize>>) -> Self {
-        self.shared.0 = positions.into();
+        self.sequence.inputs.shared = positions.into();
         self
     }
 
     /// As [`PipelineBuilder::shared_inputs`], for targets. [`Loss::count`] gets them as they are.
     #[must_use]
     pub fn shared_targets(mut self, positions: impl Into<Vec<usize>>) -> Self {
-        self.shared.1 = positions.into();
+        self.targets.shared = positions.into();
+        self
+    }
+
+    /// Adds an input with a name: calls give it by [`Tensors::named`](crate::Tensors::named), and
+    /// every layer may ask for it ([`Forward::named`](crate::Forward::named)), on whichever stage.
+    /// `spec` is of a mini-batch; [`TensorSpec::none`] if calls may do without.
+    ///
+    /// It has no gradient. Every process needs the named inputs of all samples.
+    #[must_use]
+    pub fn named_input(self, name: impl Into<String>, spec: TensorSpec) -> Self {
+        self.with_named_input(name.into(), spec, false)
+    }
+
+    /// As [`PipelineBuilder::named_input`], without a sample axis: every micro-batch gets the whole
+    /// tensor.
+    #[must_use]
+    pub fn shared_named_input(self, name: impl Into<String>, spec: TensorSpec) -> Self {
+        self.with_named_input(name.into(), spec, true)
+    }
+
+    fn with_named_input(mut self, name: String, spec: TensorSpec, shared: bool) -> Self {
+        self.sequence.inputs.declare(name, shared);
+        self.inputs.push(spec);
+        self
+    }
+
+    /// Adds a target with a name, for [`LossContext::named_target`](crate::LossContext::named_target).
+    /// Metrics see only the targets by position.
+    #[must_use]
+    pub fn named_target(mut self, name: impl Into<String>) -> Self {
+        self.targets.declare(name.into(), false);
+        self
+    }
+
+    /// As [`PipelineBuilder::named_target`], without a sample axis.
+    #[must_use]
+    pub fn shared_named_target(mut self, name: impl Into<String>) -> Self {
+        self.targets.declare(name.into(), true);
         self
     }
 

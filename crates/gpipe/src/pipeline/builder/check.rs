@@ -1,0 +1,131 @@
+//! The checks of the settings that need no shapes.
+
+use gpipe_bridge::memory::IS_COUNTED;
+use gpipe_core::schedule::Schedule;
+
+use super::PipelineBuilder;
+use crate::{
+    arguments::NamedArgument,
+    error::{Error, Result},
+    precision::Precision,
+};
+
+/// The most micro-batches of a mini-batch.
+const MICRO_BATCHES_MAX: usize = 1 << 16;
+
+impl PipelineBuilder {
+    pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
+        let refuse = |reason: String| Err(Error::Setting(reason));
+        let devices = self.devices.len();
+        self.check_arguments()?;
+        let stages =
+            self.schedule.stages(devices).map_err(|error| Error::Setting(error.to_string()))?;
+        self.schedule
+            .check_micro_batches(self.micro_batches)
+            .map_err(|error| Error::Setting(error.to_string()))?;
+        if self.micro_batches == 0 || self.micro_batches > MICRO_BATCHES_MAX {
+            return refuse(format!(
+                "{} micro-batches: use 1 to {MICRO_BATCHES_MAX}",
+                self.micro_batches
+            ));
+        }
+        if self.threads == 0 || self.threads > 1024 {
+            return refuse(format!("{} threads per stage: use 1 to 1024", self.threads));
+        }
+        self.devices.iter().try_for_each(|device| device.check())?;
+        if self.average.is_some_and(|decay| !(0.0..1.0).contains(&decay)) {
+            return refuse("the averages' decay must be at least 0 and below 1".into());
+        }
+        self.rate.check().map_err(Error::Setting)?;
+        self.losses.check_settings().map_err(Error::Setting)?;
+        for (index, metric) in self.metrics.iter().enumerate() {
+            if self.metrics[..index].iter().any(|other| other.name() == metric.name()) {
+                let name = metric.name();
+                return refuse(format!("two metrics are named '{name}': give each its own name"));
+            }
+        }
+        if self.caps.len() > 1 && self.caps.len() != devices {
+            return refuse(format!(
+                "{} memory caps for {devices} devices: give one for all, or one per device",
+                self.caps.len()
+            ));
+        }
+        let has_cpu = self.devices.iter().any(|device| device.gpu().is_none());
+        if !IS_COUNTED && !self.caps.is_empty() && has_cpu {
+            return refuse(
+                "memory of CPUs is not counted, so it cannot be capped: build gpipe with its \
+                feature `allocator`"
+                    .into(),
+            );
+        }
+        self.remat.check(stages).map_err(Error::Setting)?;
+        if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
+            return refuse("the largest gradient norm must be above 0".into());
+        }
+        if self.open_forwards == 0 {
+            return refuse("no forward may be open: set open_forwards to at least 1".into());
+        }
+        if self.deadline.is_zero() {
+            return refuse("the deadline must be longer than 0".into());
+        }
+        if let Some(optimizer) = &self.optimizer {
+            let name = optimizer.name();
+            optimizer.check().map_err(|reason| Error::Setting(format!("{name}: {reason}")))?;
+        }
+        if self.schedule == Schedule::ForwardOnly {
+            return refuse("forward-only is no training schedule: use 1f1b or another".into());
+        }
+        Precision::of(self.kind).ok_or_else(|| {
+            let kind = self.kind;
+            Error::Setting(format!(
+                "dtype {kind:?} is not supported: use Float, Double, BFloat16 or Half"
+            ))
+        })
+    }
+
+    /// Checks what is declared of inputs and targets.
+    fn check_arguments(&self) -> Result<()> {
+        let refuse = |reason: String| Err(Error::Setting(reason));
+        let (inputs, count) = (&self.sequence.inputs, self.inputs.len());
+        for (what, own) in [("input", inputs), ("target", &self.targets)] {
+            for (index, NamedArgument { name, .. }) in own.named.iter().enumerate() {
+                if own.named[..index].iter().any(|other| other.name == *name) {
+                    return refuse(format!("two {what}s are named '{name}': rename one"));
+                }
+            }
+        }
+        let positional = inputs.positional(count);
+        if let Some(at) = inputs.shared.iter().find(|&&at| at >= positional) {
+            return refuse(format!(
+                "shared input {at}: there are {positional} inputs, numbered from 0"
+            ));
+        }
+        let specs = || self.inputs.iter().enumerate().filter(|(_, spec)| !spec.is_none());
+        let shared = |at: usize| inputs.is_shared(at, count);
+        if specs().all(|(at, _)| shared(at)) && specs().any(|(at, _)| shared(at)) {
+            return refuse("every input is shared: at least one needs samples".into());
+        }
+        match specs().find(|(at, spec)| spec.shape.is_empty() && !shared(*at)) {
+            None => Ok(()),
+            Some((at, _)) => refuse(format!(
+                "{} is a scalar, which has no samples: the first size of an input is the number \
+                of samples; or declare it as shared ({})",
+                inputs.title("input", at, count),
+                inputs.shared_by("input", at, count)
+            )),
+        }
+    }
+
+    /// Checks that layers ask for every input by name: they ask for those in `asked`. Otherwise a
+    /// name that is misspelt on one side would go unnoticed.
+    pub(super) fn check_asked(&self, asked: &[String]) -> Result<()> {
+        let mut named = self.sequence.inputs.named.iter();
+        match named.find(|own| !asked.contains(&own.name) && !self.losses.take_inputs()) {
+            None => Ok(()),
+            Some(NamedArgument { name, .. }) => Err(Error::Setting(format!(
+                "no layer asks for the input '{name}': a layer that uses it calls \
+                named(\"{name}\") in its infer, too"
+            ))),
+        }
+    }
+}
