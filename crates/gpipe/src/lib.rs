@@ -94,7 +94,7 @@ pub use gpipe_core::{
 pub use layer::{Forward, Infer, Layer};
 pub use loss::{CrossEntropy, Loss, LossContext, LossTerm, MeanSquaredError, WithAuxiliary};
 pub use metric::{Accuracy, Measured, Metric, TopK};
-pub use observer::{ActionEvent, LayerEvent, Observer, Pass, StepEvent, When};
+pub use observer::{ActionEvent, DeviceMemory, LayerEvent, Observer, Pass, StepEvent, When};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Muon, Optimizer, ParameterInfo, RmsForm, RmsProp,
     Sgd, StateSpec, Update, name_matches,

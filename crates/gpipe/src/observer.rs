@@ -22,7 +22,7 @@
 
 use std::ops::Range;
 
-use gpipe_core::{Action, Nanos, lower::Part};
+use gpipe_core::{Action, Bytes, Nanos, lower::Part};
 use tch::Tensor;
 
 use crate::{error::LayerError, spec::is_float};
@@ -34,7 +34,7 @@ use crate::{error::LayerError, spec::is_float};
 ///   update is then reported as torn.
 /// - It must not change the tensors that it is shown. A change is an error.
 /// - Without observers nothing of this costs time. With them, on a GPU each layer waits for its
-///   kernels, so that times are true.
+///   kernels, so that times and bytes are true.
 /// - It is called in every kind of run: training, evaluation, prediction and decoding. After a NaN
 ///   in one process the step runs once more to find its layer, and is observed again.
 /// - With several processes, each observes its own stages.
@@ -97,6 +97,18 @@ pub struct ActionEvent {
     pub action: Action,
     /// Before or after. The time of a receive or a send includes the wait.
     pub when: When,
+    /// Memory of the stage's device.
+    pub memory: DeviceMemory,
+}
+
+/// Memory of a stage's device, at an event. 0 where it is not counted: on CPUs without the feature
+/// `allocator`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct DeviceMemory {
+    /// Bytes of tensors that it holds now.
+    pub live: Bytes,
+    /// The most since the event before, of an action or a layer.
+    pub peak: Bytes,
 }
 
 /// What a layer does.
@@ -131,8 +143,13 @@ pub struct LayerEvent<'a> {
     pub samples: Range<usize>,
     /// What the layer does.
     pub pass: Pass,
+    /// Whether the forward keeps its activations for the backward, so that nothing is recomputed.
+    /// In a forward and in a backward; false in other passes.
+    pub keeps: bool,
     /// Before or after.
     pub when: When,
+    /// Memory of the stage's device.
+    pub memory: DeviceMemory,
     /// Before a forward the inputs, after it the outputs. Before a backward the gradients of the
     /// outputs, after it those of the inputs; `None` where there is none. They are in the layer's
     /// dtype, and in float16 scaled with the loss. Empty in a second half.

@@ -299,3 +299,62 @@ fn fault_an_observer_that_fails_after_the_update_tears_it() {
     assert!(pipeline.accept_torn_update().unwrap());
     pipeline.predict(&x).unwrap();
 }
+
+/// Checks the memory of every event.
+struct Weighs(Arc<Mutex<BTreeMap<String, (u64, bool)>>>);
+
+impl Observer for Weighs {
+    fn action(&self, event: &ActionEvent) -> Result<(), LayerError> {
+        assert!(event.memory.peak >= event.memory.live);
+        Ok(())
+    }
+
+    fn layer(&self, event: &LayerEvent) -> Result<(), LayerError> {
+        assert!(event.memory.peak >= event.memory.live);
+        if matches!(event.pass, Pass::Recompute | Pass::BackwardWeight) {
+            assert!(!event.keeps, "{event:?}");
+        }
+        let is_forward = event.pass == Pass::Forward && event.layer != "loss";
+        if is_forward && event.micro_batch == 0 && event.step == 1 {
+            let mut all = self.0.lock().unwrap();
+            let grown = all.entry(event.layer.to_owned()).or_default();
+            *grown = match event.when {
+                When::Before => (event.memory.live.0, event.keeps),
+                When::After(_) => (event.memory.live.0 - grown.0, event.keeps),
+            };
+        }
+        Ok(())
+    }
+}
+
+/// Events measure their own peaks, and the step reports its peak all the same.
+#[test]
+fn oracle_events_tell_the_memory_of_layers() {
+    let linear = |at| (format!("linear {at}"), Linear::new(64, 64));
+    let network = || (0..4).map(linear).fold(Sequence::new(), |model, (n, l)| model.push(n, l));
+    let x = uniform(&[30, 64], 1, Kind::Float);
+    for remat in [Remat::Never, Remat::Always] {
+        let peaks = |watch: Option<Weighs>| {
+            let built = Pipeline::builder(network(), TensorSpec::new([30, 64], Kind::Float))
+                .micro_batches(3)
+                .remat(remat)
+                .loss(MeanSquaredError)
+                .optimizer(Sgd::new(0.1));
+            let built = watch.into_iter().fold(built, |built, own| built.observer(own));
+            let mut pipeline = built.build().unwrap();
+            let mut step = || pipeline.train_step(&x, &x).unwrap();
+            let reports = [step(), step(), step()];
+            reports.map(|own| own.devices.iter().map(|own| own.peak).collect::<Vec<_>>())
+        };
+        let grown = Arc::new(Mutex::new(BTreeMap::new()));
+        assert_eq!(peaks(Some(Weighs(Arc::clone(&grown)))), peaks(None), "{remat}");
+        let grown = grown.lock().unwrap();
+        assert_eq!(grown.len(), 4);
+        for (layer, (bytes, keeps)) in grown.iter() {
+            assert_eq!(*keeps, remat == Remat::Never, "{layer}");
+            // An output of 10 samples. The input of a discarding forward is freed as it ends.
+            assert!(*bytes <= 4 * 10 * 64, "{layer} {bytes}");
+            assert!(!*keeps || *bytes == 4 * 10 * 64, "{layer} {bytes}");
+        }
+    }
+}

@@ -41,11 +41,11 @@ impl StageExecutor for Stage {
         self.device.charge_stage().map_err(in_operation("memory"))?;
         let live = self.device.memory().map_err(in_operation("memory"))?.live;
         self.active()?.step.levels.push(live);
-        self.observe_action(action, When::Before)
+        self.active()?.observe_action(action, When::Before)
     }
 
     fn after(&mut self, action: Action, time: Nanos) -> StageResult<()> {
-        self.observe_action(action, When::After(time))
+        self.active()?.observe_action(action, When::After(time))
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
@@ -132,13 +132,14 @@ impl StageExecutor for Stage {
             input_grads,
             verdict,
             levels,
+            peak,
             recorder,
             ..
         } = step;
         let mut memory = self.device.memory().map_err(in_operation("memory"))?;
+        memory.peak = memory.peak.max(peak.get());
         let profile = recorder.map(|mut recorder| {
-            let (samples, peak) = recorder.take(memory.peak);
-            memory.peak = peak;
+            let samples = recorder.take();
             StageProfile { samples, layers: self.layer_bytes(&mut recorder) }
         });
         Ok(Outcome {
@@ -230,7 +231,8 @@ impl ActiveStage<'_> {
         // A forward that discards leaves the loss to re-materialization, which computes it anyway.
         if keep != Keep::Inputs {
             let graph = keep == Keep::Activations;
-            let loss = self.run_loss(micro_batch, &outputs, graph, ProfiledOp::ForwardKept)?;
+            let keeps = self.step.feed.mode == Mode::Train;
+            let loss = self.run_loss(micro_batch, &outputs, graph, keeps)?;
             if let Some(held) = self.step.held.get_mut(&micro_batch) {
                 held.loss = loss;
             }
@@ -274,7 +276,6 @@ impl ActiveStage<'_> {
 
     fn norm(&mut self) -> StageResult<Vote> {
         self.reduced()?;
-        let begun = self.begin_sample()?;
         let unscale = 1.0 / self.step.feed.loss_scale;
         let statistics = std::mem::take(&mut self.step.statistics);
         if let Some(recorder) = &self.step.recorder {
@@ -287,7 +288,6 @@ impl ActiveStage<'_> {
         let vote = vote.map_err(in_operation("preparing the update"))?;
         // Wait here, where exceeding the cap may still fail; the update may not fail.
         self.device.finish().map_err(in_operation("preparing the update"))?;
-        self.end_sample(begun, self.config.layers.start, ProfiledOp::Norm, MicroBatch(0))?;
         Ok(vote)
     }
 
@@ -307,7 +307,6 @@ impl ActiveStage<'_> {
 
     fn update(&mut self, verdict: Verdict) -> StageResult<()> {
         self.step.verdict = Some(verdict);
-        let begun = self.begin_sample()?;
         if verdict.apply {
             // An update that has begun must not fail. `norm` allocated what the update needs, or
             // made sure that it fits.
@@ -321,6 +320,6 @@ impl ActiveStage<'_> {
         }
         self.step.gradients.clear();
         self.step.running.clear();
-        self.end_sample(begun, self.config.layers.start, ProfiledOp::Update, MicroBatch(0))
+        Ok(())
     }
 }

@@ -14,7 +14,7 @@ use super::{
 };
 use crate::{
     error::{LayerError, StageError},
-    observer::{LOSS, Pass},
+    observer::LOSS,
     value::{Value, tensor_bytes},
 };
 
@@ -74,8 +74,7 @@ impl ActiveStage<'_> {
         };
         if let Some(loss) = held.loss.take() {
             let position = self.config.named.len();
-            let since = self.before_layer(position, micro_batch, work.pass(), [])?;
-            let begun = self.begin_sample()?;
+            let since = self.before_layer(position, micro_batch, work, [])?;
             // Across processes a stage does not fail on a non-finite loss. NaN gradients then make
             // the norm NaN, so the update is not applied.
             let own = self.step.loss_sums.iter().find(|(own, _)| *own == micro_batch);
@@ -87,9 +86,8 @@ impl ActiveStage<'_> {
             let back = seeds.and_then(|seeds| loss.backward(seeds, vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
             grads = back.map_err(in_loss)?.0;
-            self.end_sample(begun, self.loss_position(), work, micro_batch)?;
             let shown = grads.iter().map(Option::as_ref);
-            self.after_layer(since, position, micro_batch, work.pass(), shown)?;
+            self.after_layer(since, position, micro_batch, work, shown)?;
         } else if let Some(given) = self.step.feed.output_grads(micro_batch) {
             grads =
                 self.given_grads(given).map_err(in_operation("the gradients of the outputs"))?;
@@ -150,8 +148,7 @@ impl ActiveStage<'_> {
         while let Some(island) = held.pop_island() {
             let position = island.position(self.config.layers.start);
             let shown = grads.iter().map(Option::as_ref);
-            let since = self.before_layer(position, micro_batch, work.pass(), shown)?;
-            let begun = self.begin_sample()?;
+            let since = self.before_layer(position, micro_batch, work, shown)?;
             let stashes: Vec<Option<Tensor>> = island
                 .stashed_names()
                 .map(|name| self.skip_stashed_by(position, name))
@@ -173,7 +170,6 @@ impl ActiveStage<'_> {
                 })
             };
             let (inputs, pops) = back.map_err(|source| self.in_layer(position, source))?;
-            self.end_sample(begun, self.config.layers.start + position, work, micro_batch)?;
             if let Some(recorder) =
                 self.step.recorder.as_ref().filter(|_| micro_batch.0 == 0 && !whole)
             {
@@ -182,7 +178,7 @@ impl ActiveStage<'_> {
             }
             let shown = inputs.iter().chain(pops.iter().map(|(_, grad)| grad));
             let shown = shown.map(Option::as_ref);
-            self.after_layer(since, position, micro_batch, work.pass(), shown)?;
+            self.after_layer(since, position, micro_batch, work, shown)?;
             if whole {
                 self.summed(micro_batch, position)?;
             }
@@ -197,14 +193,11 @@ impl ActiveStage<'_> {
     pub(super) fn finish_weights(&mut self, micro_batch: MicroBatch) -> StageResult<()> {
         for weights in self.step.split.remove(&micro_batch).unwrap_or_default() {
             let position = weights.position(self.config.layers.start);
-            let pass = Pass::BackwardWeight;
-            let since = self.before_layer(position, micro_batch, pass, [])?;
-            let begun = self.begin_sample()?;
+            let work = ProfiledOp::BackwardWeight;
+            let since = self.before_layer(position, micro_batch, work, [])?;
             let finished = weights.finish(self.step.gradients.accumulators(position));
             finished.map_err(|source| self.in_layer(position, source))?;
-            let layer = self.config.layers.start + position;
-            self.end_sample(begun, layer, ProfiledOp::BackwardWeight, micro_batch)?;
-            self.after_layer(since, position, micro_batch, pass, [])?;
+            self.after_layer(since, position, micro_batch, work, [])?;
             self.summed(micro_batch, position)?;
         }
         self.device.finish().map_err(in_operation("the gradients of the weights"))

@@ -91,7 +91,7 @@ impl ActiveStage<'_> {
         let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
         held.rematerialized(ran.islands);
         if last_segment {
-            held.loss = self.run_loss(micro_batch, &ran.outputs, true, work)?;
+            held.loss = self.run_loss(micro_batch, &ran.outputs, true, false)?;
         }
         self.step.held.insert(micro_batch, held);
         Ok(())

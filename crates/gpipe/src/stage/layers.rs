@@ -12,7 +12,7 @@ use super::{
     feed::Mode,
     in_operation,
     island::{Island, LayerRun},
-    recorder::{Begun, ProfiledOp},
+    recorder::ProfiledOp,
     step::ActiveStage,
 };
 use crate::{
@@ -110,10 +110,9 @@ impl ActiveStage<'_> {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
             });
             let graph = how != GraphMode::Plain;
-            let pass = work.pass();
             let shown = values.iter().map(Some);
-            let since = self.before_layer(position, micro_batch, pass, shown)?;
-            let (pops, begun) = (pops.collect(), self.begin_sample()?);
+            let since = self.before_layer(position, micro_batch, work, shown)?;
+            let pops = pops.collect();
             let cache = self.take_cache(position, micro_batch)?;
             let forward = || run.forward(values, pops, cache, graph);
             let ran = products.around(&run.layer.name, forward)?;
@@ -123,9 +122,8 @@ impl ActiveStage<'_> {
                 skips.extend(skip.map(|index| (index, tensor)));
             }
             islands.extend(ran.island.filter(|_| how == GraphMode::Keep));
-            self.end_sample(begun, self.config.layers.start + position, work, micro_batch)?;
             let shown = ran.outputs.iter().map(Some);
-            self.after_layer(since, position, micro_batch, pass, shown)?;
+            self.after_layer(since, position, micro_batch, work, shown)?;
             if let (Some(recorder), SavedOps::Keep(caches)) = (&self.step.recorder, &products) {
                 recorder.products(position, caches.last().map_or(0, OpCache::bytes));
             }
@@ -151,24 +149,6 @@ impl ActiveStage<'_> {
         if let (Some(group), Some(cache)) = (self.step.feed.group(micro_batch), cache) {
             self.decoding.borrow_mut().insert((group.id, position), cache);
         }
-    }
-
-    pub(super) fn begin_sample(&self) -> StageResult<Option<Begun>> {
-        let begun = self.step.recorder.as_ref().map(|recorder| recorder.begin(self.device));
-        begun.transpose().map_err(in_operation("profiling"))
-    }
-
-    pub(super) fn end_sample(
-        &self,
-        begun: Option<Begun>,
-        layer: usize,
-        work: ProfiledOp,
-        micro_batch: MicroBatch,
-    ) -> StageResult<()> {
-        let (Some(recorder), Some(begun)) = (&self.step.recorder, begun) else { return Ok(()) };
-        recorder
-            .end(self.device, begun, layer, work, micro_batch)
-            .map_err(in_operation("profiling"))
     }
 
     /// Keeps batch norm statistics of the one forward of `micro_batch` that counts.

@@ -18,25 +18,20 @@ use crate::{
     error::{LayerError, StageError},
     loss::not_finite,
     metric::Metric,
-    observer::{LOSS, Pass},
+    observer::LOSS,
     precision::Precision,
 };
 
 impl ActiveStage<'_> {
-    /// The position of the loss in profiles: after the last layer.
-    pub(super) fn loss_position(&self) -> usize {
-        self.config.layers.end
-    }
-
     /// Computes the losses of `micro_batch` from the stage's outputs and records their sums. The
     /// last stage does so, in training and evaluation. With `graph`, returns an island for the
-    /// backward.
+    /// backward. `keeps` says whether the forward keeps activations.
     pub(super) fn run_loss(
         &mut self,
         micro_batch: MicroBatch,
         outputs: &[Tensor],
         graph: bool,
-        work: ProfiledOp,
+        keeps: bool,
     ) -> StageResult<Option<Island>> {
         // Where forwards and backwards run alone, the loss is the caller's.
         let is_callers = matches!(self.step.feed.part, Part::Forward | Part::Backward);
@@ -46,12 +41,10 @@ impl ActiveStage<'_> {
         let position = self.config.named.len();
         let shown = outputs.iter().map(Some);
         // It is computed once: a forward that discards leaves it to the re-materialization.
-        let pass = Pass::Forward;
-        let since = self.before_layer(position, micro_batch, pass, shown)?;
-        let begun = self.begin_sample()?;
+        let work = if keeps { ProfiledOp::ForwardKept } else { ProfiledOp::Forward };
+        let since = self.before_layer(position, micro_batch, work, shown)?;
         let island = self.compute_loss(micro_batch, outputs, graph)?;
-        self.end_sample(begun, self.loss_position(), work, micro_batch)?;
-        self.after_layer(since, position, micro_batch, pass, [])?;
+        self.after_layer(since, position, micro_batch, work, [])?;
         Ok(island)
     }
 

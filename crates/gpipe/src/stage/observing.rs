@@ -2,7 +2,8 @@
 
 use std::time::Instant;
 
-use gpipe_core::{Action, MicroBatch, Nanos};
+use gpipe_bridge::memory::Stats;
+use gpipe_core::{Action, Bytes, MicroBatch, Nanos};
 use tch::Tensor;
 
 use super::{
@@ -14,7 +15,9 @@ use super::{
 };
 use crate::{
     error::{LayerError, StageError},
-    observer::{ActionEvent, FiniteCheck, LOSS, LayerEvent, Observer, Pass, StepEvent, When},
+    observer::{
+        ActionEvent, DeviceMemory, FiniteCheck, LOSS, LayerEvent, Observer, Pass, StepEvent, When,
+    },
 };
 
 /// When a pass began; `None` if nothing observes it.
@@ -28,11 +31,6 @@ impl Stage {
         self.observe(|observer| observer.step(&event))
     }
 
-    pub(super) fn observe_action(&self, action: Action, when: When) -> StageResult<()> {
-        let event = ActionEvent { action, when };
-        self.observe(|observer| observer.action(&event))
-    }
-
     fn observe(&self, call: impl Fn(&dyn Observer) -> Result<(), LayerError>) -> StageResult<()> {
         let all = self.config.observers.iter();
         let called = all.map(|observer| catching(|| call(observer.as_ref())));
@@ -41,9 +39,37 @@ impl Stage {
 }
 
 impl ActiveStage<'_> {
+    /// The user's observers, and the pipeline's own: for a second run after a NaN, and for
+    /// profiling.
     fn observers(&self) -> impl Iterator<Item = &dyn Observer> {
         let check = self.step.feed.check_finite.then_some(&FiniteCheck as &dyn Observer);
-        self.config.observers.iter().map(|own| own.as_ref() as &dyn Observer).chain(check)
+        let samples = self.step.recorder.as_ref().map(|own| &own.samples as &dyn Observer);
+        let users = self.config.observers.iter().map(|own| own.as_ref() as &dyn Observer);
+        users.chain(check).chain(samples)
+    }
+
+    pub(super) fn observe_action(&self, action: Action, when: When) -> StageResult<()> {
+        if self.observers().next().is_none() {
+            return Ok(());
+        }
+        let event = ActionEvent { action, when, memory: self.device_memory()? };
+        for observer in self.observers() {
+            catching(|| observer.action(&event)).map_err(in_operation("an observer"))?;
+        }
+        Ok(())
+    }
+
+    /// The device's memory for an event. Begins to measure the peak until the next one.
+    fn device_memory(&self) -> StageResult<DeviceMemory> {
+        let measure = || {
+            // A peak above the cap of a GPU would be forgotten here.
+            self.device.finish()?;
+            let Stats { live, peak, .. } = self.device.memory()?;
+            self.device.reset_peak(true)?;
+            self.step.peak.set(self.step.peak.get().max(peak));
+            Ok(DeviceMemory { live: Bytes(live), peak: Bytes(peak) })
+        };
+        measure().map_err(in_operation("memory"))
     }
 
     /// Called before a layer's pass, with what goes into it.
@@ -51,14 +77,13 @@ impl ActiveStage<'_> {
         &self,
         position: usize,
         micro_batch: MicroBatch,
-        pass: Pass,
+        work: ProfiledOp,
         tensors: impl IntoIterator<Item = Option<&'t Tensor>>,
     ) -> StageResult<Since> {
         if self.observers().next().is_none() {
             return Ok(None);
         }
-        self.observe_layer(position, micro_batch, pass, When::Before, defined(tensors))?;
-        self.device.synchronize().map_err(in_operation("an observer"))?;
+        self.observe_layer(position, micro_batch, work, When::Before, defined(tensors))?;
         Ok(Some(Instant::now()))
     }
 
@@ -68,23 +93,24 @@ impl ActiveStage<'_> {
         since: Since,
         position: usize,
         micro_batch: MicroBatch,
-        pass: Pass,
+        work: ProfiledOp,
         tensors: impl IntoIterator<Item = Option<&'t Tensor>>,
     ) -> StageResult<()> {
         let Some(since) = since else { return Ok(()) };
         self.device.synchronize().map_err(in_operation("an observer"))?;
         let time = Nanos(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
-        self.observe_layer(position, micro_batch, pass, When::After(time), defined(tensors))
+        self.observe_layer(position, micro_batch, work, When::After(time), defined(tensors))
     }
 
     fn observe_layer(
         &self,
         position: usize,
         micro_batch: MicroBatch,
-        pass: Pass,
+        work: ProfiledOp,
         when: When,
         tensors: Vec<Option<&Tensor>>,
     ) -> StageResult<()> {
+        let pass = work.pass();
         let index = self.config.layers.start + position;
         let named = self.config.named.get(position);
         let layer = named.map_or(LOSS, |named| &named.name);
@@ -106,7 +132,9 @@ impl ActiveStage<'_> {
             micro_batch: micro_batch.index(),
             samples: slice.first..slice.first + slice.count,
             pass,
+            keeps: work.keeps(),
             when,
+            memory: self.device_memory()?,
             tensors,
             parameter_gradients,
         };
@@ -133,20 +161,4 @@ impl ActiveStage<'_> {
 /// As observers see tensors: an undefined one is `None`.
 fn defined<'t>(tensors: impl IntoIterator<Item = Option<&'t Tensor>>) -> Vec<Option<&'t Tensor>> {
     tensors.into_iter().map(|tensor| tensor.filter(|tensor| tensor.defined())).collect()
-}
-
-impl ProfiledOp {
-    /// The pass of a layer in this operation.
-    pub(super) fn pass(self) -> Pass {
-        match self {
-            ProfiledOp::Rematerialize => Pass::Recompute,
-            ProfiledOp::Backward { .. } => Pass::Backward,
-            ProfiledOp::BackwardInput { .. } => Pass::BackwardInput,
-            ProfiledOp::BackwardWeight => Pass::BackwardWeight,
-            ProfiledOp::Forward
-            | ProfiledOp::ForwardKept
-            | ProfiledOp::Norm
-            | ProfiledOp::Update => Pass::Forward,
-        }
-    }
 }

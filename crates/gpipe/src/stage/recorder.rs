@@ -1,17 +1,20 @@
-//! Time and memory of each layer while a stage works. Used only for profiling: it resets the memory
-//! peak around every layer, and waits for the GPU.
+//! Profiling: the observer that records the time and memory of each layer while a stage works, and
+//! what only the stage itself knows of its layers.
 
 use std::{
     cell::RefCell,
     collections::{BTreeMap, BTreeSet},
-    time::Instant,
+    sync::{Mutex, MutexGuard, PoisonError},
 };
 
-use gpipe_core::{Bytes, MicroBatch, Nanos};
+use gpipe_core::{Bytes, MicroBatch, Nanos, Op};
 use serde::{Deserialize, Serialize};
 
-use super::{device::StageDevice, step::Statistics};
-use crate::error::LayerError;
+use super::step::Statistics;
+use crate::{
+    error::LayerError,
+    observer::{ActionEvent, DeviceMemory, LOSS, LayerEvent, Observer, Pass, When},
+};
 
 /// The operation that was measured.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize)]
@@ -83,10 +86,48 @@ pub(crate) struct StageProfile {
     pub layers: Vec<LayerBytes>,
 }
 
-/// Collects the measurements of a step.
+impl ProfiledOp {
+    /// The pass of a layer in this operation.
+    pub(super) fn pass(self) -> Pass {
+        match self {
+            ProfiledOp::Rematerialize => Pass::Recompute,
+            ProfiledOp::Backward { .. } => Pass::Backward,
+            ProfiledOp::BackwardInput { .. } => Pass::BackwardInput,
+            ProfiledOp::BackwardWeight => Pass::BackwardWeight,
+            ProfiledOp::Forward
+            | ProfiledOp::ForwardKept
+            | ProfiledOp::Norm
+            | ProfiledOp::Update => Pass::Forward,
+        }
+    }
+
+    /// Whether the forward keeps, or kept, its activations.
+    pub(super) fn keeps(self) -> bool {
+        match self {
+            ProfiledOp::ForwardKept => true,
+            ProfiledOp::Backward { kept } | ProfiledOp::BackwardInput { kept } => kept,
+            _ => false,
+        }
+    }
+
+    fn of(event: &LayerEvent) -> Self {
+        match (event.pass, event.keeps) {
+            (Pass::Forward, true) => Self::ForwardKept,
+            // A forward that discards leaves the loss to the re-materialization.
+            (Pass::Forward, false) if event.layer == LOSS => Self::Rematerialize,
+            (Pass::Forward, false) => Self::Forward,
+            (Pass::Recompute, _) => Self::Rematerialize,
+            (Pass::Backward, kept) => Self::Backward { kept },
+            (Pass::BackwardInput, kept) => Self::BackwardInput { kept },
+            (Pass::BackwardWeight, _) => Self::BackwardWeight,
+        }
+    }
+}
+
+/// What profiling collects in a step.
 #[derive(Default)]
 pub(crate) struct Recorder {
-    samples: RefCell<Vec<Sample>>,
+    pub(super) samples: Samples,
     /// Batch norm statistics of one micro-batch in bytes, by layer of the stage.
     statistics: RefCell<Vec<u64>>,
     /// Kept outputs of products for one micro-batch in bytes, by layer of the stage.
@@ -96,55 +137,68 @@ pub(crate) struct Recorder {
     /// Gradient sums in bytes after the first half of the step's first backward, by layer of the
     /// stage.
     early: RefCell<BTreeMap<usize, u64>>,
-    /// The step's peak so far. Measuring a layer resets the device's peak, so it is kept here.
-    peak: RefCell<u64>,
 }
 
-/// The start of a measurement.
-pub(crate) struct Begun {
-    at: Instant,
-    before: u64,
+/// The observer that measures layers.
+#[derive(Default)]
+pub(super) struct Samples {
+    /// The position of the stage's first layer in the sequence.
+    first: usize,
+    measured: Mutex<Measured>,
 }
 
-impl Recorder {
-    /// Starts a measurement, before a layer runs.
-    pub(super) fn begin(&self, device: &StageDevice) -> Result<Begun, LayerError> {
-        device.synchronize()?;
-        let before = self.see_peak(device)?;
-        Ok(Begun { at: Instant::now(), before })
+#[derive(Default)]
+struct Measured {
+    samples: Vec<Sample>,
+    /// Bytes that were held when the latest event before a pass or an action happened.
+    before: Bytes,
+}
+
+impl Samples {
+    fn measured(&self) -> MutexGuard<'_, Measured> {
+        self.measured.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Ends a measurement, after the layer has run.
-    pub(super) fn end(
-        &self,
-        device: &StageDevice,
-        begun: Begun,
-        layer: usize,
-        work: ProfiledOp,
-        micro_batch: MicroBatch,
-    ) -> Result<(), LayerError> {
-        device.synchronize()?;
-        let time = u64::try_from(begun.at.elapsed().as_nanos()).unwrap_or(u64::MAX);
-        let memory = device.memory()?;
-        self.samples.borrow_mut().push(Sample {
-            layer,
-            work,
-            micro_batch,
-            time: Nanos(time),
-            before: Bytes(begun.before),
-            after: Bytes(memory.live),
-            peak: Bytes(memory.peak),
-        });
+    fn record(&self, event: (When, DeviceMemory), layer: usize, work: ProfiledOp, m: MicroBatch) {
+        let ((when, memory), mut measured) = (event, self.measured());
+        let before = measured.before;
+        match when {
+            When::Before => measured.before = memory.live,
+            When::After(time) => measured.samples.push(Sample {
+                layer,
+                work,
+                micro_batch: m,
+                time,
+                before,
+                after: memory.live,
+                peak: memory.peak,
+            }),
+        }
+    }
+}
+
+impl Observer for Samples {
+    fn action(&self, event: &ActionEvent) -> Result<(), LayerError> {
+        let work = match event.action.op {
+            Op::Norm => ProfiledOp::Norm,
+            Op::Update => ProfiledOp::Update,
+            _ => return Ok(()),
+        };
+        self.record((event.when, event.memory), self.first, work, MicroBatch(0));
         Ok(())
     }
 
-    /// Saves the peak so far and starts a new one. Returns the live bytes.
-    fn see_peak(&self, device: &StageDevice) -> Result<u64, LayerError> {
-        let memory = device.memory()?;
-        let mut peak = self.peak.borrow_mut();
-        *peak = memory.peak.max(*peak);
-        device.reset_peak(true)?;
-        Ok(memory.live)
+    fn layer(&self, event: &LayerEvent) -> Result<(), LayerError> {
+        let micro_batch = MicroBatch::from_index(event.micro_batch);
+        self.record((event.when, event.memory), event.index, ProfiledOp::of(event), micro_batch);
+        Ok(())
+    }
+}
+
+impl Recorder {
+    /// For a stage whose first layer has this position in the sequence.
+    pub(super) fn new(first: usize) -> Self {
+        Self { samples: Samples { first, ..Samples::default() }, ..Self::default() }
     }
 
     /// Records the size of each layer's batch norm statistics for one micro-batch.
@@ -195,9 +249,8 @@ impl Recorder {
         std::mem::take(self.statistics.get_mut())
     }
 
-    /// Takes the step's samples, and its peak. `peak` is the peak since the last sample.
-    pub(super) fn take(&mut self, peak: u64) -> (Vec<Sample>, u64) {
-        let before = std::mem::take(self.peak.get_mut());
-        (std::mem::take(self.samples.get_mut()), peak.max(before))
+    /// Takes the step's samples.
+    pub(super) fn take(&self) -> Vec<Sample> {
+        std::mem::take(&mut self.samples.measured().samples)
     }
 }

@@ -1,7 +1,7 @@
 //! The state of one step, and a stage during it.
 
 use std::{
-    cell::RefCell,
+    cell::{Cell, RefCell},
     collections::{BTreeMap, HashMap},
     time::Instant,
 };
@@ -54,6 +54,8 @@ pub(super) struct StepState {
     pub(super) verdict: Option<Verdict>,
     /// Live bytes before each action.
     pub(super) levels: Vec<u64>,
+    /// The device's peak so far, where observers look at it in between.
+    pub(super) peak: Cell<u64>,
     /// Set if layers are profiled.
     pub(super) recorder: Option<Recorder>,
 }
@@ -77,7 +79,8 @@ impl StepState {
             input_grads: Vec::new(),
             verdict: None,
             levels: Vec::new(),
-            recorder: config.profile.then(Recorder::default),
+            peak: Cell::new(0),
+            recorder: config.profile.then(|| Recorder::new(config.layers.start)),
             feed,
             begun: Instant::now(),
         }
