@@ -7,8 +7,9 @@ use crate::{
     spec::TensorSpec,
 };
 
-/// Inputs or targets: one tensor, or several with the same first size. `None` stands for a tensor
-/// that this call does not have.
+/// Inputs or targets: one tensor or several. All have the same first size, the number of samples,
+/// except those that the builder declares as shared. `None` stands for a tensor that this call does
+/// not have.
 ///
 /// Layers and losses see `None` as an undefined tensor, for which [`Tensor::defined`] is false.
 pub trait IntoTensors {

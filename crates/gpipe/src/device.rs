@@ -6,8 +6,8 @@ use gpipe_bridge::device;
 
 use crate::error::{Error, Result};
 
-/// A device for one stage. Several stages may name the same GPU; each has its own thread and
-/// stream.
+/// One device of a pipeline. It holds one stage, or several if the schedule says so. Several
+/// devices of a pipeline may be the same GPU: each has its own thread and stream.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Device {
     /// A thread of this process, with its own share of cores.

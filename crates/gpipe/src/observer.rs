@@ -35,8 +35,8 @@ use crate::{error::LayerError, spec::is_float};
 /// - It must not change the tensors that it is shown. A change is an error.
 /// - Without observers nothing of this costs time. With them, on a GPU each layer waits for its
 ///   kernels, so that times and bytes are true.
-/// - It is called in every kind of run: training, evaluation, prediction and decoding. After a NaN
-///   in one process the step runs once more to find its layer, and is observed again.
+/// - It is called in every kind of run: training, evaluation, prediction and decoding. A pipeline
+///   in a single process runs a step again after a NaN, to find its layer: that is observed, too.
 /// - With several processes, each observes its own stages.
 /// - It must not wait for another stage's thread: the step may then exceed its deadline and fail.
 pub trait Observer: Send + Sync + 'static {
@@ -107,7 +107,7 @@ pub struct ActionEvent {
 pub struct DeviceMemory {
     /// Bytes of tensors that it holds now.
     pub live: Bytes,
-    /// The most since the event before, of an action or a layer.
+    /// The most bytes that it has held since the action event or layer event before this one.
     pub peak: Bytes,
 }
 
@@ -144,7 +144,7 @@ pub struct LayerEvent<'a> {
     /// What the layer does.
     pub pass: Pass,
     /// Whether the forward keeps its activations for the backward, so that nothing is recomputed.
-    /// In a forward and in a backward; false in other passes.
+    /// Set in `Forward`, `Backward` and `BackwardInput`; false in `Recompute` and `BackwardWeight`.
     pub keeps: bool,
     /// Before or after.
     pub when: When,

@@ -4,7 +4,8 @@ use std::fmt;
 
 use tch::{Kind, Tensor};
 
-/// Shape and dtype of a tensor, or [`TensorSpec::none`]. The first size is the number of samples.
+/// Shape and dtype of a tensor, or [`TensorSpec::none`]. The first size is the number of samples,
+/// unless the tensor has no sample axis.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub struct TensorSpec {
     /// Sizes, outermost first.

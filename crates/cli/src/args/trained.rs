@@ -45,7 +45,8 @@ pub(crate) struct EvalArguments {
     /// out]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
-    /// Measure at most the first N tokens [default: train.validation_tokens; with --text all]
+    /// Measure at most the first N tokens [default: train.validation_tokens; all
+    /// tokens if --text is given]
     #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub tokens: Option<usize>,
     /// Folder with a folder of images for each class, to measure on all of them [default: the

@@ -57,8 +57,9 @@ pub(crate) struct PipelineConfig {
     /// Which activations are discarded and recomputed before the backward: one policy for all
     /// stages, or one per stage such as `keep:2,never`. `always` and `never` apply to every
     /// forward. `unless-adjacent` recomputes where a backward does not directly follow its forward.
-    /// `selective` does the same but keeps the outputs of matrix products and convolutions.
-    /// `keep:N` does the same but lets N other micro-batches keep their activations. `segments:N`
+    /// `selective` is like `unless-adjacent`, but keeps the outputs of matrix products and
+    /// convolutions. `keep:N` is like `unless-adjacent`, but lets up to N more micro-batches at a
+    /// time keep their activations. `segments:N`
     /// recomputes a stage in N segments, one at a time. `gpipe plan` chooses a policy for each
     /// stage.
     #[serde(with = "as_text")]

@@ -26,8 +26,8 @@ use tch::{Kind, Tensor};
 
 use crate::{error::LayerError, spec::TensorSpec};
 
-/// One update of parameters that share a group and an update count, with their gradients and state.
-/// All lists have the same length.
+/// One update of parameters of one layer, with their gradients and state: of those that share a
+/// group and an update count. A layer may need several. All lists have the same length.
 pub struct Update<'a> {
     /// The full names of the parameters. A tied weight has the name of its first use.
     pub names: &'a [&'a str],
@@ -136,7 +136,7 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
-    /// Updates one layer's parameters in place.
+    /// Updates these parameters in place.
     ///
     /// # Errors
     /// Any error of libtorch.

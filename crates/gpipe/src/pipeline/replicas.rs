@@ -26,9 +26,10 @@ impl Pipeline {
     /// - With one process, all samples.
     /// - With several, the first process of each replica needs its replica's samples. The other
     ///   processes need none, because other stages feed their stages.
-    /// - With a [`crate::Padding`], every process needs all samples, because micro-batches are
-    ///   trimmed to their longest sample; likewise where a loss takes inputs
-    ///   ([`Loss::takes_inputs`](crate::Loss::takes_inputs)).
+    /// - Every process needs all samples in three cases: with a [`crate::Padding`], because
+    ///   micro-batches are trimmed to their longest sample; where a loss takes inputs
+    ///   ([`Loss::takes_inputs`](crate::Loss::takes_inputs)); and where the pipeline has inputs by
+    ///   name.
     ///
     /// Inputs of other samples are never read, so a process may pass placeholders. Targets are
     /// needed everywhere, because the loss is divided by the count of all of them.
@@ -44,8 +45,8 @@ impl Pipeline {
     }
 
     /// Whether this process needs the inputs of [`Pipeline::evaluate`] and [`Pipeline::predict`]:
-    /// it has the first stage, there is a [`crate::Padding`], or a loss takes inputs. Other
-    /// processes never read the inputs and may pass placeholders.
+    /// it has the first stage, there is a [`crate::Padding`], a loss takes inputs, or the pipeline
+    /// has inputs by name. Other processes never read the inputs and may pass placeholders.
     pub fn is_fed(&self) -> bool {
         self.model.needs_inputs_everywhere() || self.engine.here().contains(&0)
     }

@@ -12,7 +12,7 @@ use crate::{
     state::{Counters, LayerOutline, LayerState, ParameterOutline, ParameterState, State},
 };
 
-/// How a pipeline runs its model, as text. Restoring a state does not need it.
+/// How a pipeline runs its model. Restoring a state does not need it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RunSettings {
     /// Number of stages (K).

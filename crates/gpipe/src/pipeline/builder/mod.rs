@@ -182,8 +182,8 @@ impl PipelineBuilder {
 
     /// Runs the pipeline as one of several processes.
     ///
-    /// All processes make the same calls in the same order. Each builds its own block of stages:
-    /// with P processes, the first builds the first K / P stages, and so on. Losses, predictions
+    /// All processes make the same calls in the same order. Each runs a contiguous block of the
+    /// devices, in blocks as equal as possible, and builds the stages on them. Losses, predictions
     /// and reports are the same in all processes. Parameters, gradients and states cover only a
     /// process's own stages.
     #[must_use]
