@@ -265,15 +265,15 @@ def readme_table(found):
     spread = ["lowest", "highest"] if rounds < 6 else ["from", "to"]
     header = ["network", "gpipe", "peer", "speed-up", *spread, ""]
     among = "the lowest and the highest speed-up" if rounds < 6 else "*from* and *to*"
-    torch, whose = "plain PyTorch", " AmoebaNet's"
+    outrun = ""
     if is_outrun(amoeba, parts["amoeba"]):
-        torch, whose = "it", " For AmoebaNet, plain PyTorch is faster than every gpipe run. Its"
+        outrun = " For AmoebaNet, plain PyTorch is faster than every gpipe run."
     text = (
         f"A training step in float32 on an {told.machine.title()}: two stages, a core each."
         " Speed-up is the peer's step time divided by gpipe's: the median of"
         f" {rounds} rounds. The peer is the fastest of plain PyTorch, torch.distributed.pipelining"
-        f" and torchgpipe, recomputing where gpipe does.{whose} first two rows leave {torch}"
-        f" out, the last shows it. *Even* means that 1 lies between {among}."
+        f" and torchgpipe, recomputing where gpipe does.{outrun} AmoebaNet's first two rows leave"
+        f" PyTorch out, the last shows it. *Even* means that 1 lies between {among}."
     )
     return [BEGIN, "", *paragraph(text), "", *of_table(header, rows), "", END]
 

@@ -144,7 +144,8 @@ pub struct LayerEvent<'a> {
     /// What the layer does.
     pub pass: Pass,
     /// Whether the forward keeps its activations for the backward, so that nothing is recomputed.
-    /// Set in `Forward`, `Backward` and `BackwardInput`; false in `Recompute` and `BackwardWeight`.
+    /// True or false in `Forward`, `Backward` and `BackwardInput`; always false in `Recompute` and
+    /// `BackwardWeight`.
     pub keeps: bool,
     /// Before or after.
     pub when: When,

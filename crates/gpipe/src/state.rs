@@ -59,7 +59,8 @@ pub struct ParameterState {
     pub value: Tensor,
     /// Its optimizer state, once it has had a gradient.
     pub optimizer: Option<OptimizerState>,
-    /// Its moving average, if averages are kept and the parameter is trained.
+    /// Its moving average, if averages are kept and the parameter is trained, or was before it was
+    /// frozen.
     pub average: Option<Tensor>,
 }
 
@@ -90,7 +91,8 @@ pub struct ParameterOutline {
     pub shape: Vec<i64>,
     /// The dtype in which it is stored.
     pub kind: Kind,
-    /// Names, shapes and dtypes of the optimizer's tensors; empty if the parameter is frozen.
+    /// Names, shapes and dtypes of the optimizer's tensors. Empty while the parameter is frozen,
+    /// even if its state has some.
     pub optimizer: Vec<(String, TensorSpec)>,
     /// Whether it has a moving average.
     pub averaged: bool,

@@ -133,6 +133,38 @@ fn oracle_frozen_parameters_keep_their_state() {
     }
 }
 
+/// A state goes on in a pipeline that freezes after the restore. One that has frozen the parameters
+/// before ignores what the optimizer kept for them.
+#[test]
+fn oracle_frozen_parameters_go_on_after_a_restore() {
+    let frozen_and_trained = || {
+        let mut pipeline = builder(&Run::plain(), Kind::Float).build().unwrap();
+        step(&mut pipeline, 0);
+        pipeline.freeze(FROZEN).unwrap();
+        step(&mut pipeline, 1);
+        pipeline
+    };
+    let go_on = |mut pipeline: Pipeline| {
+        pipeline.unfreeze(FROZEN).unwrap();
+        step(&mut pipeline, 2);
+        flat(&mut pipeline)
+    };
+    let build = || builder(&Run::plain(), Kind::Float).build().unwrap();
+    let expected = go_on(frozen_and_trained());
+    let mut after = build();
+    restore(&mut after, frozen_and_trained().state().unwrap());
+    after.freeze(FROZEN).unwrap();
+    assert_same_bits(&go_on(after), &expected, "frozen after the restore");
+    let mut before = build();
+    before.freeze(FROZEN).unwrap();
+    restore(&mut before, frozen_and_trained().state().unwrap());
+    let updates = |all: &Named| {
+        let own = all.iter().find(|(name, _)| name == "embedding.tokens updates").unwrap();
+        own.1.int64_value(&[])
+    };
+    assert_eq!((updates(&expected), updates(&go_on(before))), (2, 1));
+}
+
 #[test]
 fn fault_a_change_that_is_refused_changes_nothing() {
     let run = Run { stages: 2, ..Run::plain() };

@@ -59,9 +59,8 @@ pub(crate) struct PipelineConfig {
     /// forward. `unless-adjacent` recomputes where a backward does not directly follow its forward.
     /// `selective` is like `unless-adjacent`, but keeps the outputs of matrix products and
     /// convolutions. `keep:N` is like `unless-adjacent`, but lets up to N more micro-batches at a
-    /// time keep their activations. `segments:N`
-    /// recomputes a stage in N segments, one at a time. `gpipe plan` chooses a policy for each
-    /// stage.
+    /// time keep their activations. `segments:N` recomputes a stage in N segments, one at a time.
+    /// `gpipe plan` chooses a policy for each stage.
     #[serde(with = "as_text")]
     pub remat: RematPolicies,
     /// Devices of the stages: one for all stages, or one per stage, such as `cuda:0,cuda:0,cpu`.

@@ -124,8 +124,8 @@ pub trait Loss: Send + Sync + 'static {
     }
 }
 
-/// What a loss sees besides outputs and targets: tensors of a micro-batch, or their specs in
-/// [`Loss::check`].
+/// What a loss sees besides outputs and targets. In [`Loss::sum`] these are tensors of a
+/// micro-batch, in [`Loss::count`] of the whole mini-batch, and in [`Loss::check`] specs.
 pub struct LossContext<'a, T = Tensor> {
     pub(crate) parameters: &'a [T],
     /// By name.
@@ -167,8 +167,8 @@ impl<T> LossContext<'_, T> {
         })
     }
 
-    /// Input number `index` of the pipeline: of this micro-batch, as the caller gave it, but on the
-    /// last stage's device.
+    /// Input number `index` of the pipeline, as the caller gave it: in [`Loss::sum`] on the last
+    /// stage's device, in [`Loss::count`] on the CPU.
     ///
     /// # Errors
     /// If there is no such input, or [`Loss::takes_inputs`] is false.

@@ -26,8 +26,9 @@ use tch::{Kind, Tensor};
 
 use crate::{error::LayerError, spec::TensorSpec};
 
-/// One update of parameters of one layer, with their gradients and state: of those that share a
-/// group and an update count. A layer may need several. All lists have the same length.
+/// One update of parameters of one layer, with their gradients and state. The parameters share a
+/// group and an update count, so a step may make several updates of one layer. All lists have the
+/// same length.
 pub struct Update<'a> {
     /// The full names of the parameters. A tied weight has the name of its first use.
     pub names: &'a [&'a str],

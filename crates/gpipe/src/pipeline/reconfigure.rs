@@ -27,8 +27,10 @@ impl Pipeline {
     /// they get no gradient and no update any more. Buffers, such as running statistics, are not
     /// affected.
     ///
-    /// Optimizer state and averages of frozen parameters stay as they are, and are saved. Layers
-    /// before the first trained parameter no longer run backwards.
+    /// Optimizer state and averages of frozen parameters stay as they are, and are saved. (A
+    /// [`Pipeline::restore`] into a pipeline in which they are frozen ignores them.)
+    ///
+    /// Layers before the first trained parameter no longer run backwards.
     ///
     /// # Errors
     /// [`Error::Setting`](crate::Error::Setting) if a pattern matches no parameter, if an update is

@@ -90,7 +90,8 @@ impl Pipeline {
     ///
     /// The next step is identical, to the bit, to the step that would have followed where the state
     /// was saved. If this pipeline has no optimizer or no averages, those of the state are ignored.
-    /// Optimizer state or averages that the state lacks start anew.
+    /// So are those of parameters that are frozen in this pipeline: to keep them, restore first and
+    /// [freeze](Pipeline::freeze) then. Optimizer state or averages that the state lacks start anew.
     ///
     /// # Errors
     /// If the seed differs; if a layer does not fit, occurs twice, or is missing; or if `layers`

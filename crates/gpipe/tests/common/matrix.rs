@@ -82,6 +82,12 @@ impl Subject<'_> {
     /// Compares all ways to run, for each case (samples of the steps in turn, micro-batches).
     /// GPIPE_SOAK adds many cases.
     pub fn matrix(&self, cases: &[(Vec<i64>, usize)]) {
+        self.every(1, cases);
+    }
+
+    /// As [`Subject::matrix`], but only every `nth` way to run, and all of them with GPIPE_SOAK:
+    /// for a network whose layers another one has, too.
+    pub fn every(&self, nth: usize, cases: &[(Vec<i64>, usize)]) {
         let mut cases = cases.to_vec();
         let widened = std::env::var_os("GPIPE_SOAK").is_some();
         if widened {
@@ -100,7 +106,8 @@ impl Subject<'_> {
             let skipped = STEPS - expected.applied;
             assert!(skipped <= usize::from(widened && self.may_skip), "{skipped} skipped");
             let runs = Run::all(layers);
-            for (index, run) in runs.iter().enumerate() {
+            let nth = if widened { 1 } else { nth };
+            for (index, run) in runs.iter().enumerate().step_by(nth) {
                 // Every way to run occurs both before and after a resume, because 7 is coprime to
                 // the number of ways.
                 let then = &runs[(7 * index + 3) % runs.len()];

@@ -324,7 +324,9 @@ impl PipelineBuilder {
 
     /// Adds an input with a name: calls give it by [`Tensors::named`](crate::Tensors::named), and
     /// every layer may ask for it ([`Forward::named`](crate::Forward::named)), on whichever stage.
-    /// `spec` is of a mini-batch; [`TensorSpec::none`] if calls may do without.
+    /// `spec` is the shape and dtype for a mini-batch, with which `build` checks the layers; with
+    /// [`TensorSpec::none`] it checks them without this input. Every call must name the input, but
+    /// may give `None` if the layers accept that.
     ///
     /// It has no gradient. Every process needs the named inputs of all samples.
     #[must_use]
@@ -392,8 +394,8 @@ impl PipelineBuilder {
     /// over its own count, times its weight. Reports and evaluations show each apart
     /// ([`StepReport::losses`](crate::StepReport::losses)).
     ///
-    /// A loss of weight 0 is only reported: it has no gradient. One may be given to
-    /// [`PipelineBuilder::loss`], too; its name is `loss` and its weight 1.
+    /// A loss of weight 0 is only reported: it has no gradient. The loss that is given to
+    /// [`PipelineBuilder::loss`] is one of the losses: its name is `loss` and its weight 1.
     #[must_use]
     pub fn named_loss(mut self, name: impl Into<String>, weight: f64, loss: impl Loss) -> Self {
         self.losses.push(name.into(), weight, loss);
