@@ -15,12 +15,13 @@ use common::{
     },
 };
 use gpipe::{
-    Count, Loss, LossContext, Pipeline, PipelineBuilder, Schedule, Sequence, Sgd, TensorSpec,
+    Count, Init, LayerError, Loss, LossContext, MeanSquaredError, ParameterSpec, Pipeline,
+    PipelineBuilder, Schedule, Sequence, Sgd, TensorSpec,
     layers::{Activation, Linear},
     processes::Transport,
 };
 use gpipe_distributed::Member;
-use tch::Kind;
+use tch::{Kind, Tensor};
 
 const STEPS: u64 = 2;
 
@@ -192,4 +193,116 @@ fn transparency_of_parts_of_replicas() {
             assert_same_bits(&trained(stages, way), &expected, &what);
         }
     }
+}
+
+/// (output - target)^2 e^-s + s, with a learned s.
+struct Uncertain;
+
+impl Loss for Uncertain {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        vec![ParameterSpec::new("s", [1], Init::Normal { std: 0.3 })]
+    }
+
+    fn takes_inputs(&self) -> bool {
+        true
+    }
+
+    fn check(
+        &self,
+        ctx: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
+        match outputs == targets && *ctx.input(0)? == outputs[0] {
+            true => Ok(()),
+            false => Err(LayerError::Shape("the shapes differ".into())),
+        }
+    }
+
+    fn sum(
+        &self,
+        ctx: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
+        let (s, x) = (ctx.parameter(0)?, ctx.input(0)?);
+        let square = outputs[0].f_sub(&targets[0].f_mul(x)?)?.f_square()?;
+        Ok(square.f_mul(&s.f_neg()?.f_exp()?)?.f_add(s)?.f_sum(Kind::Float)?)
+    }
+
+    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+        Ok(targets[0].numel() as f64)
+    }
+}
+
+fn with_losses(stages: usize, weight: f64) -> PipelineBuilder {
+    let model = Sequence::new()
+        .layer(Linear::new(4, 4))
+        .layer(Activation::Tanh)
+        .layer(Linear::new(4, 4))
+        .layer(Activation::Tanh);
+    Pipeline::builder(model, TensorSpec::new([8, 4], Kind::Float))
+        .stages(stages)
+        .micro_batches(2)
+        .named_loss("uncertain", 1.0, Uncertain)
+        .named_loss("distance", weight, MeanSquaredError)
+        .optimizer(Sgd::new(0.1))
+}
+
+/// Several losses, one with parameters and inputs: losses that are reported, and the state.
+fn with_losses_trained(builder: PipelineBuilder) -> (Vec<u64>, Named) {
+    let mut pipeline = builder.build().unwrap();
+    let mut numbers = Vec::new();
+    for seed in 0..3 {
+        let (x, y) = (uniform(&[8, 4], seed, Kind::Float), uniform(&[8, 4], 9 + seed, Kind::Float));
+        let report = pipeline.train_step(&x, &y).unwrap();
+        numbers.extend([report.loss.to_bits(), report.grad_norm.to_bits()]);
+        numbers.extend(report.losses.iter().map(|own| own.sum.to_bits()));
+        let total = Count::Totals(pipeline.counts_of(&x, &y).unwrap());
+        pipeline.accumulate(&x, &y, total).unwrap();
+        let update = pipeline.update().unwrap();
+        numbers.extend(update.losses.iter().map(|own| own.value().to_bits()));
+    }
+    (numbers, flat(&mut pipeline))
+}
+
+#[test]
+fn transparency_of_several_losses_in_processes_and_replicas() {
+    // Two replicas of two micro-batches sum as one pipeline with four does.
+    for (replicas, micro_batches) in [(1, 2), (2, 4)] {
+        let alone = with_losses(1, 0.5).micro_batches(micro_batches);
+        let (numbers, state) = with_losses_trained(alone);
+        let found = in_processes(2 * replicas, DEADLINE, |cluster| {
+            let built = with_losses(2, 0.5);
+            if replicas == 1 {
+                return with_losses_trained(built.processes(cluster));
+            }
+            let member = Member::new(&cluster, replicas).unwrap();
+            let transport = Arc::clone(&member) as Arc<dyn Transport>;
+            with_losses_trained(built.processes(transport).replicas(member))
+        });
+        let what = format!("{replicas} replicas");
+        if replicas == 1 {
+            assert!(found.iter().all(|(own, _)| *own == numbers), "{what}");
+            let states = found.into_iter().map(|(_, state)| state).collect();
+            assert_same_bits(&merged(states), &merged(vec![state]), &what);
+        } else {
+            // Gradients are summed in another order, in float32.
+            assert!(found.iter().all(|(own, _)| *own == found[0].0), "{what}");
+            for (&own, &all) in found[0].0.iter().zip(&numbers) {
+                let (own, all) = (f64::from_bits(own), f64::from_bits(all));
+                assert!((own - all).abs() < 1e-6 * all.abs(), "{what}: {own}, {all}");
+            }
+        }
+    }
+}
+
+/// Processes that were given other losses are told before anything runs.
+#[test]
+fn fault_other_losses_in_another_process_are_an_error() {
+    let found = in_processes(2, DEADLINE, |cluster| {
+        let weight = if cluster.rank() == 0 { 0.5 } else { 0.25 };
+        with_losses(2, weight).processes(cluster).build().err().unwrap().to_string()
+    });
+    assert!(found.iter().all(|error| error.contains("losses")), "{found:?}");
 }

@@ -32,7 +32,7 @@
 use gpipe_bridge::custom::custom;
 use tch::Tensor;
 
-use crate::error::LayerError;
+use crate::{arguments::if_defined, error::LayerError};
 
 /// An operation with a backward of its own.
 ///
@@ -84,7 +84,7 @@ pub struct Computed {
 /// backward, with the function's name.
 pub fn apply(function: impl Function, inputs: &[&Tensor]) -> Result<Vec<Tensor>, LayerError> {
     let plain: Vec<Tensor> =
-        inputs.iter().map(|input| input.f_detach()).collect::<Result<_, _>>()?;
+        inputs.iter().map(|input| if_defined(input, Tensor::f_detach)).collect::<Result<_, _>>()?;
     let Computed { outputs, saved } = {
         let _no_grad = tch::no_grad_guard();
         function.forward(&plain)?

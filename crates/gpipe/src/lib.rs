@@ -58,6 +58,7 @@ mod function;
 #[doc(hidden)]
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
+mod guard;
 pub mod layer;
 pub mod layers;
 mod loss;
@@ -92,7 +93,9 @@ pub use gpipe_core::{
     schedule::Schedule,
 };
 pub use layer::{Forward, Infer, Layer};
-pub use loss::{CrossEntropy, Loss, LossContext, LossTerm, MeanSquaredError, WithAuxiliary};
+pub use loss::{
+    CrossEntropy, Loss, LossContext, LossOf, LossTerm, MeanSquaredError, WithAuxiliary,
+};
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use observer::{ActionEvent, DeviceMemory, LayerEvent, Observer, Pass, StepEvent, When};
 pub use optim::{

@@ -38,6 +38,7 @@ use crate::{error::LayerError, spec::is_float};
 /// - It is called in every kind of run: training, evaluation, prediction and decoding. A pipeline
 ///   in a single process runs a step again after a NaN, to find its layer: that is observed, too.
 /// - With several processes, each observes its own stages.
+/// - The memory that it allocates counts as the stage's. So does its time, in the times of actions.
 /// - It must not wait for another stage's thread: the step may then exceed its deadline and fail.
 pub trait Observer: Send + Sync + 'static {
     /// A stage begins or ends a step, or a part of one.
@@ -58,7 +59,9 @@ pub trait Observer: Send + Sync + 'static {
         Ok(())
     }
 
-    /// A layer begins or ends a pass. The loss counts as a layer named `loss`, after the last one.
+    /// A layer begins or ends a pass. The losses count as a layer named `loss`, after the last one:
+    /// its [`LayerEvent::index`] is the number of layers. A loss with parameters or skips also adds
+    /// a layer of that name.
     ///
     /// # Errors
     /// Fails the step.
@@ -107,7 +110,8 @@ pub struct ActionEvent {
 pub struct DeviceMemory {
     /// Bytes of tensors that it holds now.
     pub live: Bytes,
-    /// The most bytes that it has held since the action event or layer event before this one.
+    /// The most bytes that it has held since the action event or layer event before this one; since
+    /// the step began, where several devices of a pipeline are the same GPU.
     pub peak: Bytes,
 }
 
@@ -158,6 +162,8 @@ pub struct LayerEvent<'a> {
     /// After a backward: the layer's parameters by name, with the sums of their gradients over the
     /// micro-batches so far. A first half has summed only some of them.
     pub parameter_gradients: Vec<(&'a str, &'a Tensor)>,
+    /// Whether this is the loss, and no layer of its name.
+    pub(crate) is_loss: bool,
 }
 
 /// Names the first layer with a value that is not finite. Used for the second run after a failure.
@@ -174,7 +180,7 @@ impl Observer for FiniteCheck {
             (false, When::After(_)) => "the gradient of its input",
         };
         // The stage checks the value of the loss itself, and says it.
-        if !(forward && event.layer == LOSS) {
+        if !(forward && event.is_loss) {
             check_finite(what, event.tensors.iter().flatten().copied())?;
         }
         let sums = event.parameter_gradients.iter().map(|(_, sum)| *sum);

@@ -9,8 +9,9 @@ use crate::common;
 
 use common::{Named, Run, assert_close, assert_same_bits, flat, restore, uniform};
 use gpipe::{
-    Adam, Balance, Count, Forward, Group, Infer, Init, Layer, LayerError, Loss, LossContext,
-    MeanSquaredError, ParameterSpec, Pipeline, PipelineBuilder, Sequence, TensorSpec,
+    Adam, Balance, Count, CrossEntropy, Forward, Group, Infer, Init, Layer, LayerError, Loss,
+    LossContext, LossOf, MeanSquaredError, ParameterSpec, Pipeline, PipelineBuilder, Sequence,
+    TensorSpec,
     layers::{Linear, Stash},
 };
 use tch::{Kind, Tensor};
@@ -185,7 +186,7 @@ fn trained(run: &Run, then: Option<&Run>, kind: Kind) -> (Vec<u64>, Named) {
 
 #[test]
 fn transparency_of_losses_with_parameters_inputs_and_skips() {
-    for kind in [Kind::Float, Kind::BFloat16] {
+    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
         let expected = trained(&Run::plain(), None, kind);
         assert!(expected.1.iter().any(|(name, _)| name == "3 loss.s"), "its gradient");
         let runs = Run::all(LAYERS);
@@ -323,6 +324,9 @@ fn fault_losses_that_do_not_fit_are_named() {
     assert!(twice.contains("two losses are named 'near'"), "{twice}");
     let weight = error(builder().named_loss("near", f64::NAN, NearSkip));
     assert!(weight.contains("the weight of loss 'near' is NaN"), "{weight}");
+    let reserved = near().named_loss("loss", 0.5, MeanSquaredError).loss(MeanSquaredError);
+    let reserved = error(reserved);
+    assert!(reserved.contains("two losses are named 'loss'"), "{reserved}");
     let none = error(builder().named_loss("near", 0.0, NearSkip));
     assert!(none.contains("every loss has weight 0"), "{none}");
     let missing = Pipeline::builder(Sequence::new().push("a", Dense), spec.clone());
@@ -343,4 +347,216 @@ fn fault_losses_that_do_not_fit_are_named() {
     assert!(counted.contains("call counts_of"), "{counted}");
     let nan = own.train_step(&x, &target * f64::NAN).unwrap_err().to_string();
     assert!(nan.contains("the loss 'shown' (NaN)"), "{nan}");
+}
+
+/// Two heads, each with a loss of its own. Which are first does not matter to their order.
+#[test]
+fn oracle_each_loss_takes_its_outputs_and_targets() {
+    struct Heads;
+    impl Layer for Heads {
+        fn kind(&self) -> &'static str {
+            "heads"
+        }
+        fn infer(
+            &self,
+            _: &mut Infer,
+            inputs: &[TensorSpec],
+        ) -> Result<Vec<TensorSpec>, LayerError> {
+            Ok(vec![inputs[0].clone(), inputs[0].clone()])
+        }
+        fn forward(&self, _: &mut Forward, x: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+            Ok(vec![x[0].f_mul_scalar(2.0)?, x[0].f_sin()?])
+        }
+    }
+    let kind = Kind::Double;
+    let (x, target) = data(1, kind);
+    let classes = Tensor::from_slice(&[0_i64, 3, -100, 1, 4, 2, 0]);
+    let class = LossOf { outputs: vec![0], targets: vec![0], loss: CrossEntropy::default() };
+    let place = LossOf { outputs: vec![1], targets: vec![1], loss: MeanSquaredError };
+    let build = |stages: usize| {
+        let model = Sequence::new().push("a", Dense).push("heads", Heads);
+        Pipeline::builder(model, TensorSpec::new([SAMPLES, WIDTH], kind))
+            .stages(stages)
+            .micro_batches(3)
+            .kind(kind)
+            .named_loss("place", 0.5, place.clone())
+            .loss(class.clone())
+            .optimizer(Adam::default())
+            .keep_gradients()
+    };
+    let mut own = build(2).build().unwrap();
+    let leaves: Vec<Tensor> = own.parameters().unwrap().into_iter().map(|(_, own)| own).collect();
+    leaves.iter().for_each(|own| drop(own.set_requires_grad(true)));
+    let y = x.linear(&leaves[0], Some(&leaves[1])).tanh();
+    let entropy = (&y * 2.0).log_softmax(-1, kind).nll_loss(&classes);
+    let place_loss = (y.sin() - &target).square().mean(None);
+    let total: Tensor = &entropy + 0.5 * &place_loss;
+    total.backward();
+    let targets = vec![classes.shallow_clone(), target.shallow_clone()];
+    let report = own.train_step(&x, targets.clone_all()).unwrap();
+    let told: Vec<_> = report.losses.iter().map(|own| (own.name.as_str(), own.value())).collect();
+    let value = |own: &Tensor| own.double_value(&[]);
+    assert_eq!((told[0].0, told[1].0), ("place", "loss"));
+    assert!((told[0].1 - value(&place_loss)).abs() < 1e-12, "{told:?}");
+    assert!((told[1].1 - value(&entropy)).abs() < 1e-12, "{told:?}");
+    let grads = own.gradients().unwrap();
+    let wanted = grads.iter().zip(&leaves).map(|((n, _), leaf)| (n.clone(), leaf.grad())).collect();
+    assert_close(&grads, &wanted, 1e-12, "gradients");
+    let error = build(1)
+        .named_loss("far", 1.0, LossOf { outputs: vec![2], ..place.clone() })
+        .build()
+        .unwrap()
+        .train_step(&x, targets.clone_all())
+        .unwrap_err()
+        .to_string();
+    assert!(
+        error.contains("loss 'far'") && error.contains("takes output 2, there are 2"),
+        "{error}"
+    );
+}
+
+/// Copies of a list of tensors.
+trait CloneAll {
+    fn clone_all(&self) -> Self;
+}
+
+impl CloneAll for Vec<Tensor> {
+    fn clone_all(&self) -> Self {
+        self.iter().map(Tensor::shallow_clone).collect()
+    }
+}
+
+/// One of several losses may have nothing to count in a mini-batch. It then has no gradient.
+#[test]
+fn oracle_a_loss_that_counts_nothing_leaves_the_others() {
+    let spec = TensorSpec::new([SAMPLES, WIDTH], Kind::Float);
+    let class = || LossOf { outputs: vec![0], targets: vec![1], loss: CrossEntropy::default() };
+    let place = || LossOf { outputs: vec![0], targets: vec![0], loss: MeanSquaredError };
+    let builder = || {
+        let built = Pipeline::builder(network_without_stash(), spec.clone()).keep_gradients();
+        built.stages(2).micro_batches(3).optimizer(Adam::default()).loss(place())
+    };
+    let (x, target) = data(1, Kind::Float);
+    let ignored = Tensor::full([SAMPLES], -100, (Kind::Int64, tch::Device::Cpu));
+    let targets = || vec![target.shallow_clone(), ignored.shallow_clone()];
+    let mut both = builder().named_loss("class", 1.0, class()).build().unwrap();
+    let report = both.train_step(&x, targets()).unwrap();
+    assert_eq!((report.losses[1].count, report.losses[1].value()), (0.0, 0.0));
+    let mut one = builder().build().unwrap();
+    let alone = one.train_step(&x, targets()).unwrap();
+    assert_eq!(report.loss.to_bits(), alone.loss.to_bits());
+    let zero = |all: Named| -> Named { all.into_iter().map(|(n, own)| (n, own + 0.0)).collect() };
+    let (found, wanted) = (both.gradients().unwrap(), one.gradients().unwrap());
+    assert_same_bits(&zero(found), &zero(wanted), "gradients");
+    let count = Count::Totals(both.counts_of(&x, targets()).unwrap());
+    both.accumulate(&x, targets(), count).unwrap();
+    both.update().unwrap();
+    let none = Pipeline::builder(network_without_stash(), spec).loss(class());
+    let error = none.build().unwrap().evaluate(&x, targets()).unwrap_err().to_string();
+    assert!(error.contains("no target counts"), "{error}");
+}
+
+fn network_without_stash() -> Sequence {
+    Sequence::new().push("a", Dense).push("b", Dense)
+}
+
+/// A loss that changes its own parameter in place changed the model, and the error said that it had
+/// changed outputs or targets: the pipeline went on with the changed parameter.
+#[test]
+fn regression_a_loss_that_changes_its_parameter_is_told_as_a_layer_is() {
+    struct Clamps;
+    impl Loss for Clamps {
+        fn parameters(&self) -> Vec<ParameterSpec> {
+            vec![ParameterSpec::new("s", [1], Init::Ones)]
+        }
+        fn check(
+            &self,
+            _: &LossContext<'_, TensorSpec>,
+            _: &[TensorSpec],
+            _: &[TensorSpec],
+        ) -> Result<(), LayerError> {
+            Ok(())
+        }
+        fn sum(
+            &self,
+            ctx: &LossContext<'_>,
+            outputs: &[Tensor],
+            _: &[Tensor],
+        ) -> Result<Tensor, LayerError> {
+            let s = ctx.parameter(0)?;
+            let _ = s.f_detach()?.f_mul_scalar_(0.5)?;
+            Ok(outputs[0].f_mul(s)?.f_sum(outputs[0].kind())?)
+        }
+        fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+            Ok(targets[0].numel() as f64)
+        }
+    }
+    let spec = TensorSpec::new([SAMPLES, WIDTH], Kind::Float);
+    let built = Pipeline::builder(network_without_stash(), spec).stages(2).micro_batches(2);
+    let mut own = built.loss(Clamps).optimizer(Adam::default()).build().unwrap();
+    let (x, target) = data(1, Kind::Float);
+    let error = own.evaluate(&x, &target).unwrap_err().to_string();
+    assert!(error.contains("changed its parameter 's' in place"), "{error}");
+    let error = own.train_step(&x, &target).unwrap_err().to_string();
+    assert!(error.contains("accept_torn_update"), "{error}");
+}
+
+/// What is only reported ends no step.
+#[test]
+fn oracle_a_loss_of_weight_zero_may_be_nan() {
+    struct Nan;
+    impl Loss for Nan {
+        fn check(
+            &self,
+            _: &LossContext<'_, TensorSpec>,
+            _: &[TensorSpec],
+            _: &[TensorSpec],
+        ) -> Result<(), LayerError> {
+            Ok(())
+        }
+        fn sum(
+            &self,
+            _: &LossContext<'_>,
+            outputs: &[Tensor],
+            _: &[Tensor],
+        ) -> Result<Tensor, LayerError> {
+            Ok(outputs[0].f_sum(outputs[0].kind())?.f_mul_scalar(f64::NAN)?)
+        }
+        fn count(&self, _: &LossContext<'_>, _: &[Tensor]) -> Result<f64, LayerError> {
+            Ok(1.0)
+        }
+    }
+    let spec = TensorSpec::new([SAMPLES, WIDTH], Kind::Float);
+    let built = Pipeline::builder(network_without_stash(), spec).stages(2).micro_batches(2);
+    let built = built.loss(MeanSquaredError).named_loss("nan", 0.0, Nan);
+    let mut own = built.optimizer(Adam::default()).build().unwrap();
+    let (x, target) = data(1, Kind::Float);
+    let report = own.train_step(&x, &target).unwrap();
+    assert!(report.loss.is_finite() && report.grad_norm > 0.0);
+    assert!(report.losses[1].value().is_nan());
+}
+
+/// The search for the layer of a NaN passed over every layer named `loss`, as if it were the loss.
+#[test]
+fn regression_a_layer_named_loss_is_found_to_make_a_nan() {
+    struct Root;
+    impl Layer for Root {
+        fn kind(&self) -> &'static str {
+            "root"
+        }
+        fn infer(&self, _: &mut Infer, x: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+            Ok(x.to_vec())
+        }
+        fn forward(&self, _: &mut Forward, x: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+            Ok(vec![x[0].f_abs()?.f_neg()?.f_sub_scalar(1.0)?.f_sqrt()?])
+        }
+    }
+    let model = Sequence::new().push("a", Dense).push("loss", Root).push("b", Dense);
+    let built = Pipeline::builder(model, TensorSpec::new([SAMPLES, WIDTH], Kind::Float));
+    let built = built.stages(2).micro_batches(2).loss(MeanSquaredError);
+    let mut own = built.optimizer(Adam::default()).build().unwrap();
+    let (x, target) = data(1, Kind::Float);
+    let error = own.train_step(&x, &target).unwrap_err();
+    assert!(error.is_not_finite(), "{error}");
+    assert!(error.to_string().contains("layer 'loss': its output"), "{error}");
 }

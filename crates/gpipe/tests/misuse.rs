@@ -155,9 +155,9 @@ fn regression_a_loss_or_metric_that_changes_what_it_is_given_is_an_error() {
     let sequence = || model(Scale(honest), Scale(honest));
     let shifts = OwnLoss(|x, y| squares(x, &y.shallow_clone().f_add_scalar_(1.0)?));
     let mut pipeline = built(sequence(), 2).loss(shifts).build().unwrap();
-    refused(pipeline.train_step(&x, &y), &["layer 'loss'", "outputs or targets in place"]);
+    refused(pipeline.train_step(&x, &y), &["layer 'loss'", "outputs, targets or inputs in place"]);
     let mut pipeline = built(sequence(), 2).metric(Rounds).build().unwrap();
-    refused(pipeline.evaluate(&x, data().1), &["'rounds'", "outputs or targets in place"]);
+    refused(pipeline.evaluate(&x, data().1), &["'rounds'", "outputs, targets or inputs in place"]);
 }
 
 /// Layers before one that detaches its output were never trained.

@@ -667,3 +667,22 @@ fn oracle_what_an_open_forward_holds_is_predicted() {
     }
     assert!(compared > 60 && kept > 10, "{compared}, {kept}");
 }
+
+/// A recomputation uses the inputs again. If they were changed in place meanwhile, as noise often
+/// is, its gradients were wrong without an error.
+#[test]
+fn regression_inputs_that_change_before_the_backward_are_an_error() {
+    let model = Sequence::new().layer(Linear::new(4, 4)).layer(Activation::Tanh);
+    let built = Pipeline::builder(model, TensorSpec::new([6, 4], Kind::Float)).micro_batches(3);
+    let mut pipeline = built.optimizer(Sgd::new(0.1)).build().unwrap();
+    let mut noise = common::uniform(&[6, 4], 1, Kind::Float);
+    let outputs = pipeline.forward(&noise).unwrap();
+    outputs.tensors()[0].sum(Kind::Float).backward();
+    let _ = noise.fill_(0.0);
+    let error = pipeline.backward(&outputs, outputs.gradients()).unwrap_err();
+    assert!(matches!(error, Error::Input(_)), "{error}");
+    assert!(error.to_string().contains("changed in place since its forward"), "{error}");
+    let outputs = pipeline.forward(&noise).unwrap();
+    outputs.tensors()[0].sum(Kind::Float).backward();
+    pipeline.backward(&outputs, outputs.gradients()).unwrap();
+}

@@ -98,7 +98,9 @@ pub struct Training<'a> {
 /// Estimates the costs of `sequence` for micro-batches of each of `sizes` samples.
 ///
 /// `inputs` are specs of one sample: the first size of those with samples is 1. `rate` is the speed
-/// of the device. Messages take no time unless the caller sets [`ModelCosts::transport`].
+/// of the device. Messages take no time unless the caller sets [`ModelCosts::transport`]. In
+/// bfloat16 and float16, the copies that stages make of inputs that are shared or have names, and
+/// that a loss takes, are not counted.
 ///
 /// A layer without [`crate::Layer::record`] counts as if autograd saved nothing. It then keeps only
 /// its outputs for the backward, besides its inputs and parameters. A layer without
@@ -132,7 +134,10 @@ pub fn estimate(
     let specs: Vec<TensorSpec> = one.iter().map(|outside| outside.spec.clone()).collect();
     let inferred = sequence.infer(&specs, training.kind)?;
     let ties = sequence.ties()?;
-    let narrowed = specs.iter().filter(|spec| precision.is_reduced() && spec.kind == training.kind);
+    let narrowed = specs.iter().enumerate().filter(|(at, spec)| {
+        let is_shared = sequence.inputs.is_shared(*at, specs.len());
+        precision.is_reduced() && spec.kind == training.kind && !is_shared
+    });
     let single = model.run(one)?;
     let skips = inferred.skips.iter().map(|skip| {
         let (stash, pop) = (skip.stash.index(), skip.pop.index());
@@ -155,7 +160,7 @@ pub fn estimate(
         skips: skips.collect(),
         ties: ties.iter().map(|group| model.tie(group)).collect(),
         trained_before: sequence.trained_before(),
-        fed: held(narrowed.map(bytes).sum()),
+        fed: held(narrowed.map(|(_, spec)| bytes(spec)).sum()),
         transport: Transport::default(),
         replicated: false,
         ..ModelCosts::default()

@@ -116,6 +116,86 @@ fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerEr
     Err(LayerError::Value(format!("a target is outside the classes 0..{classes}")))
 }
 
+/// A loss of some of the outputs and targets: for networks with several heads.
+///
+/// ```
+/// use gpipe::{CrossEntropy, LossOf, MeanSquaredError, Pipeline, Sequence, TensorSpec};
+/// # let (model, inputs) = (Sequence::new(), TensorSpec::new([8, 4], tch::Kind::Float));
+/// let class = LossOf { outputs: vec![0], targets: vec![0], loss: CrossEntropy::default() };
+/// let place = LossOf { outputs: vec![1], targets: vec![1], loss: MeanSquaredError };
+/// let builder = Pipeline::builder(model, inputs)
+///     .named_loss("class", 1.0, class)
+///     .named_loss("place", 0.5, place);
+/// ```
+#[derive(Debug, Clone, PartialEq)]
+pub struct LossOf<L> {
+    /// Positions of the outputs, in the order in which the loss gets them.
+    pub outputs: Vec<usize>,
+    /// Positions of the targets.
+    pub targets: Vec<usize>,
+    /// The loss of these.
+    pub loss: L,
+}
+
+/// Those of `all` at these positions.
+fn at<T>(
+    all: &[T],
+    positions: &[usize],
+    what: &str,
+    copy: impl Fn(&T) -> T,
+) -> Result<Vec<T>, LayerError> {
+    let own = |&position: &usize| {
+        all.get(position).map(&copy).ok_or_else(|| {
+            let count = all.len();
+            LayerError::Shape(format!("it takes {what} {position}, there are {count} {what}s"))
+        })
+    };
+    positions.iter().map(own).collect()
+}
+
+impl<L: Loss> Loss for LossOf<L> {
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.loss.parameters()
+    }
+
+    fn pops(&self) -> Vec<String> {
+        self.loss.pops()
+    }
+
+    fn takes_inputs(&self) -> bool {
+        self.loss.takes_inputs()
+    }
+
+    fn check(
+        &self,
+        ctx: &LossContext<'_, TensorSpec>,
+        outputs: &[TensorSpec],
+        targets: &[TensorSpec],
+    ) -> Result<(), LayerError> {
+        let outputs = at(outputs, &self.outputs, "output", TensorSpec::clone)?;
+        self.loss.check(ctx, &outputs, &at(targets, &self.targets, "target", TensorSpec::clone)?)
+    }
+
+    fn sum(
+        &self,
+        ctx: &LossContext<'_>,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+    ) -> Result<Tensor, LayerError> {
+        let outputs = at(outputs, &self.outputs, "output", Tensor::shallow_clone)?;
+        self.loss.sum(ctx, &outputs, &at(targets, &self.targets, "target", Tensor::shallow_clone)?)
+    }
+
+    fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+        self.loss.count(ctx, &at(targets, &self.targets, "target", Tensor::shallow_clone)?)
+    }
+
+    fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
+        let own = |&position: &usize| outputs.get(position).copied();
+        self.loss.record(tape, &self.outputs.iter().map(own).collect::<Option<Vec<_>>>()?)
+    }
+}
+
 /// A loss of the first output plus a fraction of the same loss of each further output. Auxiliary
 /// heads produce the further outputs in training (Szegedy et al. 2015, section 5).
 #[derive(Debug, Clone, Copy, PartialEq)]

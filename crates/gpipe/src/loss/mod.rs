@@ -7,7 +7,9 @@
 mod built_in;
 mod terms;
 
-pub use built_in::{CrossEntropy, MeanSquaredError, WithAuxiliary};
+use std::cell::RefCell;
+
+pub use built_in::{CrossEntropy, LossOf, MeanSquaredError, WithAuxiliary};
 use tch::Tensor;
 pub use terms::LossTerm;
 pub(crate) use terms::{InputsAndTargets, Losses, check_handed, not_finite, record, total};
@@ -86,7 +88,8 @@ pub trait Loss: Send + Sync + 'static {
         false
     }
 
-    /// Checks that outputs and targets fit.
+    /// Checks that outputs and targets fit. Asks for every input and target by name that the loss
+    /// uses: one that neither a layer nor a loss asks for is an error, because it may be misspelt.
     ///
     /// # Errors
     /// If they do not fit. The error names both sides.
@@ -98,7 +101,8 @@ pub trait Loss: Send + Sync + 'static {
     ) -> Result<(), LayerError>;
 
     /// The sum over the samples of a micro-batch: a scalar, differentiable in the outputs, skips
-    /// and parameters. These are in float32 when the pipeline computes in bfloat16 or float16.
+    /// and parameters. These are in float32 when the pipeline computes in bfloat16 or float16, but
+    /// have passed through that dtype.
     ///
     /// # Errors
     /// An error of libtorch, or targets out of range.
@@ -132,13 +136,15 @@ pub struct LossContext<'a, T = Tensor> {
     pub(crate) skips: &'a [(String, T)],
     pub(crate) inputs: Given<'a, T>,
     pub(crate) targets: Given<'a, T>,
+    /// Names that the loss has asked for.
+    pub(crate) asked: RefCell<Vec<String>>,
 }
 
 impl<T> Default for LossContext<'_, T> {
     /// Nothing. For calling a loss that looks only at outputs and targets.
     fn default() -> Self {
         let (inputs, targets) = (Given::default(), Given::default());
-        Self { parameters: &[], skips: &[], inputs, targets }
+        Self { parameters: &[], skips: &[], inputs, targets, asked: RefCell::default() }
     }
 }
 
@@ -188,12 +194,14 @@ impl<T: Presence> LossContext<'_, T> {
     /// ([`PipelineBuilder::named_input`](crate::PipelineBuilder::named_input)). `None` if there is
     /// no such input, if it is `None` in this call, or if [`Loss::takes_inputs`] is false.
     pub fn named_input(&self, name: &str) -> Option<&T> {
+        self.asked.borrow_mut().push(name.to_owned());
         self.inputs.get(name)
     }
 
     /// The target `name` ([`PipelineBuilder::named_target`](crate::PipelineBuilder::named_target)).
     /// `None` if there is no such target, or it is `None` in this call.
     pub fn named_target(&self, name: &str) -> Option<&T> {
+        self.asked.borrow_mut().push(name.to_owned());
         self.targets.get(name)
     }
 }

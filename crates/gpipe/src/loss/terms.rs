@@ -1,6 +1,6 @@
 //! The losses of a pipeline, and the layer that hands them skips and parameters.
 
-use std::sync::Arc;
+use std::{cell::RefCell, fmt, sync::Arc};
 
 use tch::{Kind, Tensor};
 
@@ -8,9 +8,11 @@ use super::{Loss, LossContext};
 use crate::{
     arguments::Given,
     error::{Error, LayerError, Result},
+    guard::catching,
     layer::{Forward, Infer, Layer},
     observer::LOSS,
     parameter::ParameterSpec,
+    precision::Precision,
     sequence::Sequence,
     spec::TensorSpec,
     tape::{Node, Tape, Var},
@@ -31,9 +33,9 @@ pub struct LossTerm {
 }
 
 impl LossTerm {
-    /// `sum` / `count`, without the weight.
+    /// `sum` / `count`, without the weight; 0 if both are 0.
     pub fn value(&self) -> f64 {
-        self.sum / self.count
+        if self.sum == 0.0 && self.count == 0.0 { 0.0 } else { self.sum / self.count }
     }
 }
 
@@ -51,14 +53,23 @@ pub(crate) struct Term {
     pub name: String,
     pub weight: f64,
     pub loss: Arc<dyn Loss>,
+    is_named: bool,
 }
 
 impl Term {
+    /// The error of a mini-batch that does not fit.
+    pub(crate) fn input_error(&self, error: &LayerError) -> Error {
+        Error::Input(match self.name == LOSS {
+            true => error.to_string(),
+            false => format!("loss '{}': {error}", self.name),
+        })
+    }
+
     /// What messages call it.
     pub(crate) fn layer(&self) -> String {
         match self.name == LOSS {
             true => LOSS.into(),
-            false => format!("{LOSS} '{}'", self.name),
+            false => format!("{LOSS} {}", self.name),
         }
     }
 }
@@ -73,19 +84,34 @@ pub(crate) type InputsAndTargets<'a, T> = (Given<'a, T>, Given<'a, T>);
 /// What the last layer hands to the losses, apart: outputs, skips by name, and parameters.
 pub(crate) type Handed<T> = (Vec<T>, Vec<(String, T)>, Vec<T>);
 
+impl fmt::Display for Losses {
+    /// What must be equal in all processes.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let told = |term: &Term| {
+            let (loss, inputs) = (&term.loss, term.loss.takes_inputs());
+            format!("'{}' times {} {:?} {inputs}", term.name, term.weight, loss.pops())
+        };
+        f.write_str(&self.0.iter().map(told).collect::<Vec<_>>().join(", "))
+    }
+}
+
 impl Losses {
     pub(crate) fn is_empty(&self) -> bool {
         self.0.is_empty()
     }
 
-    /// Replaces the loss that has no name of its own.
+    /// Adds the loss that has no name of its own, or replaces it in its place.
     pub(crate) fn set(&mut self, loss: impl Loss) {
-        self.0.retain(|term| term.name != LOSS);
-        self.0.insert(0, Term { name: LOSS.into(), weight: 1.0, loss: Arc::new(loss) });
+        let (name, loss) = (LOSS.to_owned(), Arc::new(loss));
+        let term = Term { name, weight: 1.0, loss, is_named: false };
+        match self.0.iter_mut().find(|term| !term.is_named) {
+            Some(own) => *own = term,
+            None => self.0.push(term),
+        }
     }
 
     pub(crate) fn push(&mut self, name: String, weight: f64, loss: impl Loss) {
-        self.0.push(Term { name, weight, loss: Arc::new(loss) });
+        self.0.push(Term { name, weight, loss: Arc::new(loss), is_named: true });
     }
 
     /// Checks names and weights.
@@ -162,21 +188,21 @@ impl Losses {
         (outputs, skips, rest.collect())
     }
 
-    /// Checks that every loss fits `outputs`, which are those of the last layer.
+    /// Checks that every loss fits `outputs`, which are those of the last layer. Returns the names
+    /// of inputs and targets that they ask for.
     pub(crate) fn check(
         &self,
         outputs: Vec<TensorSpec>,
         given: InputsAndTargets<'_, TensorSpec>,
-    ) -> Result<()> {
+    ) -> Result<Vec<String>> {
         let handed = self.split(outputs);
         let targets = given.1.positional;
-        let each = self.each(&handed, given, |term, ctx| term.loss.check(ctx, &handed.0, targets));
-        each.map(drop).map_err(|(term, error)| {
-            Error::Input(match term.name == LOSS {
-                true => error.to_string(),
-                false => format!("loss '{}': {error}", term.name),
-            })
-        })
+        let each = self.each(&handed, given, |term, ctx| {
+            catching(|| term.loss.check(ctx, &handed.0, targets))?;
+            Ok(ctx.asked.take())
+        });
+        let asked = each.map_err(|(term, error)| term.input_error(&error))?;
+        Ok(asked.into_iter().flatten().collect())
     }
 
     /// Calls `call` for each loss, with its own context.
@@ -191,7 +217,8 @@ impl Losses {
             let (own, others) = rest.split_at(term.loss.parameters().len().min(rest.len()));
             rest = others;
             let inputs = if term.loss.takes_inputs() { inputs } else { Given::default() };
-            let ctx = LossContext { parameters: own, skips, inputs, targets };
+            let asked = RefCell::default();
+            let ctx = LossContext { parameters: own, skips, inputs, targets, asked };
             call(term, &ctx).map_err(|error| (term, error))
         };
         self.0.iter().map(each).collect()
@@ -261,9 +288,11 @@ pub(crate) fn check_handed(losses: &[&dyn Loss], sequence: &Sequence) -> Result<
     }
 }
 
-/// The total loss: the values of the terms, times their weights.
+/// The total loss: the values of the terms, times their weights. Those of weight 0 are only
+/// reported.
 pub(crate) fn total(terms: &[LossTerm]) -> f64 {
-    terms.iter().map(|term| term.weight * term.value()).sum()
+    let told = terms.iter().filter(|term| term.weight != 0.0);
+    told.map(|term| term.weight * term.value()).sum()
 }
 
 /// Hands skips and parameters to the losses, as outputs behind the network's own. It is the last
@@ -296,7 +325,11 @@ impl Layer for HandToLoss {
             outputs.push(ctx.pop(name)?);
         }
         let kind = ctx.parameter_kind();
-        let spec = |own: &ParameterSpec| TensorSpec::new(own.shape.clone(), kind);
+        // Buffers are not converted.
+        let stored = Precision::of(kind).map_or(kind, |precision| precision.master);
+        let spec = |own: &ParameterSpec| {
+            TensorSpec::new(own.shape.clone(), if own.buffer { stored } else { kind })
+        };
         outputs.extend(self.parameters.iter().map(spec));
         Ok(outputs)
     }

@@ -98,7 +98,10 @@ impl UpdateInParts {
         }
         let added = |seen: &[f64]| seen.iter().zip(own).map(|(seen, own)| seen + own).collect();
         match (total, &self.accumulated) {
-            (Some(total), _) if !total.iter().all(|own| own.is_finite() && *own > 0.0) => {
+            (Some(total), _)
+                if !total.iter().all(|own| own.is_finite() && *own >= 0.0)
+                    || total.iter().all(|own| *own == 0.0) =>
+            {
                 let total = listed(&total);
                 Err(Error::Input(format!("the total count is {total}: give a number above 0")))
             }

@@ -53,10 +53,16 @@ impl PipelineBuilder {
 
     /// The number of samples of these inputs.
     pub(crate) fn samples_of(&self, inputs: &Tensors) -> Option<i64> {
-        let all = inputs.positional.iter().enumerate();
-        let mut own =
-            all.filter(|(at, own)| own.defined() && !self.sequence.inputs.shared.contains(at));
-        own.next()?.1.size().first().copied()
+        let arguments = &self.sequence.inputs;
+        let positional = inputs.positional.iter().enumerate();
+        let positional = positional.filter(|(at, _)| !arguments.shared.contains(at));
+        let named = inputs
+            .named
+            .iter()
+            .filter(|(name, _)| arguments.named.iter().any(|own| own.name == *name && !own.shared));
+        let own = positional.map(|(_, own)| own).chain(named.map(|(_, own)| own));
+        let mut own = own.filter(|own| own.defined());
+        own.next()?.size().first().copied()
     }
 
     /// Estimates the costs of this pipeline's model from shapes alone, for micro-batches of each of

@@ -9,6 +9,7 @@ use tch::Tensor;
 
 use super::{Pipeline, mini_batch::MiniBatch, outputs_of, run::Task};
 use crate::{
+    arguments::Arguments,
     error::{Error, Result},
     spec::TensorSpec,
     stage::feed::{Group, Mode, Slice},
@@ -27,8 +28,8 @@ pub struct Decoding<'p> {
 pub struct GroupStep {
     /// The group's number: any small number, the same in every step.
     pub group: usize,
-    /// The model's inputs; the first size of each is samples. The second axis of the last input
-    /// holds the new positions.
+    /// The model's inputs; the first size of each is samples, except of those that are shared. The
+    /// second axis of the last one with samples holds the new positions. There are none by name.
     pub inputs: Vec<Tensor>,
     /// For each sample, the index of the sample in the previous step that it continues (beam search
     /// reorders them). `None` keeps the order, and is required in the first step.
@@ -70,7 +71,7 @@ impl Decoding<'_> {
         let mut first = 0;
         for step in steps {
             let past = self.check(&step)?;
-            let samples = sizes(&step.inputs).0;
+            let samples = sizes(&step.inputs, &self.pipeline.model.sequence.inputs).0;
             let rows = step.rows.map(|rows| Tensor::f_from_slice(&rows)).transpose()?;
             batch.groups.push(Group { id: step.group, past, rows });
             batch.slices.push(Slice { first, count: samples as usize });
@@ -91,7 +92,7 @@ impl Decoding<'_> {
             }
         };
         for (group, inputs) in batch.groups.iter().zip(&batch.inputs) {
-            let (samples, positions) = sizes(inputs);
+            let (samples, positions) = sizes(inputs, &self.pipeline.model.sequence.inputs);
             if self.groups.len() <= group.id {
                 self.groups.resize(group.id + 1, (0, 0));
             }
@@ -110,14 +111,15 @@ impl Decoding<'_> {
             return bad(format!("use numbers below {GROUPS_MAX}"));
         }
         let (past, before) = self.groups.get(step.group).copied().unwrap_or_default();
-        let (samples, positions) = sizes(&step.inputs);
+        let (samples, positions) = sizes(&step.inputs, &self.pipeline.model.sequence.inputs);
         if samples < 1 || positions < 1 {
             return bad(
                 "it has no samples, or no new positions along the last input's second axis".into(),
             );
         }
-        let mut inputs = step.inputs.iter().filter(|input| input.defined());
-        if let Some(other) = inputs.find(|input| input.size().first() != Some(&samples)) {
+        let arguments = &self.pipeline.model.sequence.inputs;
+        let mut own = with_samples(&step.inputs, arguments);
+        if let Some(other) = own.find(|input| input.size().first() != Some(&samples)) {
             return bad(format!(
                 "its inputs have {samples} samples, and one is {:?}",
                 other.size()
@@ -142,8 +144,17 @@ impl Decoding<'_> {
     }
 }
 
+/// The inputs that have a sample axis.
+fn with_samples<'a>(
+    inputs: &'a [Tensor],
+    arguments: &'a Arguments,
+) -> impl Iterator<Item = &'a Tensor> {
+    let all = inputs.iter().enumerate();
+    all.filter(|(at, own)| own.defined() && !arguments.shared.contains(at)).map(|(_, own)| own)
+}
+
 /// The number of samples, and of new positions.
-fn sizes(inputs: &[Tensor]) -> (i64, i64) {
-    let last = inputs.iter().rfind(|input| input.defined()).map(Tensor::size).unwrap_or_default();
+fn sizes(inputs: &[Tensor], arguments: &Arguments) -> (i64, i64) {
+    let last = with_samples(inputs, arguments).last().map(Tensor::size).unwrap_or_default();
     (last.first().copied().unwrap_or(0), last.get(1).copied().unwrap_or(0))
 }

@@ -45,7 +45,7 @@ impl Pipeline {
     ///
     /// Losses are computed in training mode, with the dropout masks of the next step. Afterwards
     /// the parameters have their old values. A correct backward has errors near 1e-10 for losses
-    /// near 1.
+    /// near 1. A loss that takes inputs has no gradient for them, so there the two differ.
     ///
     /// # Errors
     /// [`Error::Setting`] unless the pipeline computes in float64, in one process. Else as for

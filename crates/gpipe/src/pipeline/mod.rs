@@ -183,10 +183,11 @@ impl Pipeline {
     /// processes only the driver sees every process's result.
     fn finite_losses(&self, outcomes: &[Outcome], counts: &[f64]) -> Result<Vec<LossTerm>> {
         let losses = self.model.losses_of(outcomes, counts);
-        match losses.iter().find(|term| !term.sum.is_finite()) {
+        let told = losses.iter().filter(|term| term.weight != 0.0);
+        match told.clone().find(|term| !term.value().is_finite()) {
             None => Ok(losses),
             Some(term) => {
-                Err(Error::NotFinite { what: not_finite(&term.name, &term.sum.to_string()) })
+                Err(Error::NotFinite { what: not_finite(&term.name, &term.value().to_string()) })
             }
         }
     }
@@ -293,11 +294,18 @@ impl Pipeline {
                 column.push(tensor);
             }
         }
-        let join = |parts: &Vec<Tensor>| match parts.iter().all(Tensor::defined) {
-            true => self.model.returned(&Tensor::f_cat(parts, 0)?),
-            false => Ok(Tensor::new()),
+        let join = |(at, parts): (usize, &Vec<Tensor>)| match parts
+            .iter()
+            .filter(|part| part.defined())
+            .count()
+        {
+            0 => Ok(Tensor::new()),
+            all if all == parts.len() => self.model.returned(&Tensor::f_cat(parts, 0)?),
+            _ => Err(Error::Input(format!(
+                "output {at} is None in some micro-batches only, so it cannot be joined"
+            ))),
         };
-        columns.iter().map(join).collect()
+        columns.iter().enumerate().map(join).collect()
     }
 
     /// Replaces the optimizer's learning rate. The factor of [`PipelineBuilder::learning_rate`]

@@ -9,13 +9,13 @@ use super::Padding;
 use crate::{
     arguments::{Arguments, IntoTensors, if_defined},
     error::{Error, LayerError, Result},
+    guard::catching,
     loss::{InputsAndTargets, LossTerm, Losses},
     metric::{Measured, Metric},
-    observer::LOSS,
     precision::Precision,
     sequence::Sequence,
     spec::TensorSpec,
-    stage::{catching, feed::Outcome},
+    stage::feed::Outcome,
 };
 
 /// A parameter of the model; a tied weight is listed under its first use.
@@ -88,31 +88,53 @@ impl Model {
         let outputs = self.precision.seen_by_losses(outputs);
         match targets.is_empty() {
             true => Ok(()),
-            false => self.losses.check(outputs, self.given(inputs, targets)),
+            false => {
+                let mut asked = self.losses.check(outputs, self.given(inputs, targets))?;
+                asked.extend(inferred.asked);
+                self.check_asked(&asked)
+            }
         }
+    }
+
+    /// Checks that every name is asked for.
+    fn check_asked(&self, asked: &[String]) -> Result<()> {
+        for (what, own) in [("input", &self.sequence.inputs), ("target", &self.targets)] {
+            if let Some(own) = own.named.iter().find(|own| !asked.contains(&own.name)) {
+                return Err(Error::Input(format!(
+                    "nothing asks for the {what} '{}': a loss that uses it asks in its check, too",
+                    own.name
+                )));
+            }
+        }
+        Ok(())
     }
 
     /// The count of each loss over a mini-batch: the numbers that the sums are divided by.
     ///
+    /// One of several losses may count nothing.
+    ///
     /// # Errors
-    /// If a loss counts nothing, or an error of a loss.
+    /// If no loss counts anything, or an error of a loss.
     pub(super) fn counts(&self, inputs: &[Tensor], targets: &[Tensor]) -> Result<Vec<f64>> {
         let none = Default::default();
-        let given = self.given(inputs, targets);
+        let here = |tensor: &Tensor| if_defined(tensor, |own| Ok(own.f_to(tch::Device::Cpu)?));
+        let here = |tensors: &[Tensor]| tensors.iter().map(here).collect::<Result<Vec<_>>>();
+        let (inputs, targets) = (here(inputs)?, here(targets)?);
+        let given = self.given(&inputs, &targets);
         let counts = self.losses.each(&none, given, |term, ctx| {
             let count = catching(|| term.loss.count(ctx, given.1.positional))?;
-            let counted = count > 0.0;
-            let of =
-                if term.name == LOSS { String::new() } else { format!(" for {}", term.layer()) };
-            counted.then_some(count).ok_or_else(|| {
-                let none = "no target counts in this mini-batch";
-                LayerError::Value(format!("{none}{of}: all are ignored"))
-            })
+            match count.is_finite() && count >= 0.0 {
+                true => Ok(count),
+                false => Err(LayerError::Value(format!("its count is {count}"))),
+            }
         });
-        counts.map_err(|(_, error)| match error {
-            LayerError::Value(reason) => Error::Input(reason),
-            error => error.into(),
-        })
+        let counts = counts.map_err(|(term, error)| term.input_error(&error))?;
+        match counts.is_empty() || counts.iter().any(|count| *count > 0.0) {
+            true => Ok(counts),
+            false => {
+                Err(Error::Input("no target counts in this mini-batch: all are ignored".into()))
+            }
+        }
     }
 
     /// Whether every process reads the inputs.

@@ -27,6 +27,8 @@ pub struct Outputs {
     pub(super) slices: Vec<Slice>,
     /// Shapes of each micro-batch's inputs.
     pub(super) specs: Vec<Vec<TensorSpec>>,
+    /// The caller's inputs, with their versions: a recomputation needs them as they were.
+    pub(super) given: Vec<(Tensor, i64)>,
     /// Each micro-batch's inputs, if some have names: a recomputation needs those.
     pub(super) inputs: Vec<Vec<Tensor>>,
     pub(super) timeline: Timeline,

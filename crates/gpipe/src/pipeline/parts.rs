@@ -64,6 +64,9 @@ impl Pipeline {
         let mut batch = self.check(inputs, None, true)?;
         let first = batch.slices.first().map_or(0, |slice| slice.first);
         self.continue_samples(&mut batch);
+        let given = batch.whole.iter().filter(|own| own.defined());
+        let given = given.map(|own| Ok((own.shallow_clone(), own.f_internal_version()?)));
+        let given = given.collect::<Result<_>>()?;
         let number = self.update.begin_forward();
         let task = Task { forward: number, ..Task::new(Mode::Train, Part::Forward, &batch) };
         self.update.open.with(|open| open.numbers.insert(number));
@@ -74,6 +77,7 @@ impl Pipeline {
             first,
             slices: batch.slices.clone(),
             specs: batch.specs.clone(),
+            given,
             inputs: Vec::new(),
             timeline: Timeline::default(),
             held: Vec::new(),
@@ -106,8 +110,10 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`Error::Input`] and [`Error::Setting`] before anything runs: the forward is still open
-    /// then. After an error of the backward itself, all that has accumulated since the last update
-    /// is discarded, and all forwards are closed. Parameters and optimizer state are unchanged.
+    /// then. An input that was changed in place since the forward is an [`Error::Input`].
+    ///
+    /// After an error of the backward itself, all that has accumulated since the last update is
+    /// discarded, and all forwards are closed. Parameters and optimizer state are unchanged.
     pub fn backward(
         &mut self,
         outputs: &Outputs,
@@ -128,6 +134,15 @@ impl Pipeline {
         match &self.update.accumulated {
             None | Some(Accumulated::Given) => {}
             Some(_) => return Err(mixed()),
+        }
+        for (input, version) in &outputs.given {
+            if input.f_internal_version()? != *version {
+                return Err(Error::Input(format!(
+                    "an input {} was changed in place since its forward, which would give wrong \
+                    gradients: make a new tensor, or run the forward again",
+                    TensorSpec::of(input)
+                )));
+            }
         }
         let gradients = self.check_gradients(outputs, gradients.into_tensors())?;
         let own = |slice: &Slice| -> Result<Vec<Option<Tensor>>> {

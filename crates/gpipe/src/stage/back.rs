@@ -78,10 +78,18 @@ impl ActiveStage<'_> {
             // Across processes a stage does not fail on a non-finite loss. NaN gradients then make
             // the norm NaN, so the update is not applied.
             let own = self.step.loss_sums.iter().find(|(own, _)| *own == micro_batch);
-            let finite = own.is_some_and(|(_, sums)| sums.iter().all(|sum| sum.is_finite()));
+            let losses = &self.config.losses.0;
+            let finite = own.is_some_and(|(_, sums)| {
+                let told = sums.iter().zip(losses).filter(|(_, term)| term.weight != 0.0);
+                told.into_iter().all(|(sum, _)| sum.is_finite())
+            });
             let scale = if finite { self.step.feed.loss_scale } else { f64::NAN };
-            let factors = self.config.losses.0.iter().zip(&self.step.feed.denominators);
-            let factors = factors.map(|(term, denominator)| scale * term.weight / denominator);
+            let factors = losses.iter().zip(&self.step.feed.denominators);
+            // A loss that counts nothing, or is only reported, has no gradient.
+            let factors = factors.map(|(term, &denominator)| {
+                let counts = term.weight != 0.0 && denominator != 0.0;
+                if counts { scale * term.weight / denominator } else { 0.0 }
+            });
             let seeds = loss.seeds(factors);
             let back = seeds.and_then(|seeds| loss.backward(seeds, vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };

@@ -40,6 +40,8 @@ pub(crate) struct StageConfig {
     pub device: Device,
     /// Whether no earlier stage is on the same device. The first stage resets the device's peak.
     pub first_on_device: bool,
+    /// Whether another device of the pipeline is the same GPU, with a thread of its own.
+    pub shares_device: bool,
     pub remat: Remat,
     pub seed: u64,
     pub precision: Precision,

@@ -4,10 +4,9 @@ use tch::Tensor;
 
 use super::{
     Stage,
-    guard::catching,
     parameters::{ParamIndex, copy_to_cpu},
 };
-use crate::{error::LayerError, spec::TensorSpec};
+use crate::{error::LayerError, guard::catching, spec::TensorSpec};
 
 /// A parameter on one stage: its number in the model, its full name, and its place on the stage.
 pub(crate) type Place = (usize, String, ParamIndex);

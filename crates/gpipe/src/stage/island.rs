@@ -13,17 +13,13 @@ use gpipe_bridge::{
 use gpipe_core::LayerId;
 use tch::{Kind, Tensor};
 
-use super::{
-    differentiable,
-    feed::Slice,
-    gradients::OrderedAccumulator,
-    guard::{Untouched, catching},
-};
+use super::{differentiable, feed::Slice, gradients::OrderedAccumulator};
 use crate::{
     arguments::if_defined,
     batch_norm::BatchStatistics,
     cache::Cache,
     error::{LayerError, StageError},
+    guard::{Untouched, catching},
     layer::{Forward, Infer},
     rng::MaskKey,
     sequence::NamedLayer,

@@ -8,7 +8,6 @@ use tch::Tensor;
 use super::{
     StageResult,
     feed::Mode,
-    guard::{self, Untouched},
     island::{self, Island},
     recorder::ProfiledOp,
     step::ActiveStage,
@@ -16,6 +15,7 @@ use super::{
 use crate::{
     arguments::if_defined,
     error::{LayerError, StageError},
+    guard::{self, Untouched},
     loss::not_finite,
     metric::Metric,
     observer::LOSS,
@@ -91,8 +91,11 @@ impl ActiveStage<'_> {
                 let _no_grad = (term.weight == 0.0).then(tch::no_grad_guard);
                 term.loss.sum(ctx, &handed.0, targets.positional)
             })?;
-            check_untouched(&given)?;
-            let value = self.checked_value(&sum)?;
+            match given.changed()? {
+                None => {}
+                Some(at) => return Err(self.changed_by_loss(at, handed.2.len(), seen.len())),
+            }
+            let value = self.checked_value(&sum, term.weight)?;
             // A loss that counts no target may be a constant 0.
             let learns = graph && term.weight != 0.0 && leaves.iter().any(Tensor::requires_grad);
             if learns && value != 0.0 && !sum.requires_grad() {
@@ -117,13 +120,24 @@ impl ActiveStage<'_> {
         Ok(graph.then(|| Island::of_loss(leaves, sums)))
     }
 
+    /// The error of a loss that changes tensor `at` of `seen` tensors from the last layer, targets
+    /// and inputs. The last `parameters` of those from the layer are the losses' own.
+    fn changed_by_loss(&self, at: usize, parameters: usize, seen: usize) -> LayerError {
+        let layer = self.config.named.last().map_or(&[][..], |last| &last.parameters);
+        match at.checked_sub(seen - parameters).and_then(|own| layer.get(own)) {
+            Some(spec) if at < seen => LayerError::ParameterChanged(spec.name.clone()),
+            _ => changed(),
+        }
+    }
+
     /// The value of a loss's sum over a micro-batch.
     ///
     /// # Errors
-    /// [`LayerError::NotFinite`] with the value, but not across processes, where a failing stage
+    /// [`LayerError::NotFinite`] with the value, unless the loss is only reported, and not across
+    /// processes, where a failing stage
     /// would end the run. There the driver checks the loss instead, because only it sees every
     /// process's result.
-    fn checked_value(&self, sum: &Tensor) -> Result<f64, LayerError> {
+    fn checked_value(&self, sum: &Tensor, weight: f64) -> Result<f64, LayerError> {
         if sum.numel() != 1 {
             let shape = sum.size();
             return Err(LayerError::Shape(format!(
@@ -131,7 +145,7 @@ impl ActiveStage<'_> {
             )));
         }
         let value = sum.f_double_value(&[])?;
-        match value.is_finite() || !self.config.alone {
+        match value.is_finite() || !self.config.alone || weight == 0.0 {
             true => Ok(value),
             false => Err(LayerError::NotFinite(value.to_string())),
         }
@@ -160,10 +174,12 @@ impl ActiveStage<'_> {
 /// Checks that the outputs and targets are unchanged: the backward, other metrics and the user
 /// share them.
 fn check_untouched(given: &Untouched) -> Result<(), LayerError> {
-    match given.changed()? {
-        None => Ok(()),
-        Some(_) => Err(LayerError::Value(
-            "it changes outputs or targets in place: use the form that makes a new tensor".into(),
-        )),
-    }
+    given.changed()?.map_or(Ok(()), |_| Err(changed()))
+}
+
+fn changed() -> LayerError {
+    LayerError::Value(
+        "it changes outputs, targets or inputs in place: use the form that makes a new tensor"
+            .into(),
+    )
 }

@@ -8,7 +8,6 @@
 //! - [`step`]: the state of one step, and the stage during it
 //! - [`feed`]: what the driver gives a stage for a step, and what the stage returns
 //! - [`actions`]: the methods that the runtime calls
-//! - [`guard`]: checks around calls of user code
 //! - [`observing`]: calls of observers
 //! - [`layers`]: how layers run; [`island`]: one layer's forward with a graph, and its VJP
 //! - [`loss`]: the loss and the metrics, on the last stage
@@ -32,7 +31,6 @@ mod discarding;
 pub(crate) mod edits;
 pub(crate) mod feed;
 pub(crate) mod gradients;
-mod guard;
 mod held;
 mod island;
 mod layers;
@@ -51,10 +49,7 @@ use std::{collections::HashMap, rc::Rc};
 use gpipe_core::MicroBatch;
 use tch::Tensor;
 
-pub(crate) use self::{
-    config::{Edges, StageConfig},
-    guard::catching,
-};
+pub(crate) use self::config::{Edges, StageConfig};
 use self::{device::StageDevice, parameters::Parameters, pending::Pending, step::StepState};
 use crate::{
     cache::Cache,

@@ -3,18 +3,13 @@
 use std::time::Instant;
 
 use gpipe_bridge::memory::Stats;
-use gpipe_core::{Action, Bytes, MicroBatch, Nanos};
+use gpipe_core::{Action, Bytes, MicroBatch, Nanos, Op};
 use tch::Tensor;
 
-use super::{
-    Stage, StageResult,
-    guard::{Untouched, catching},
-    in_operation,
-    recorder::ProfiledOp,
-    step::ActiveStage,
-};
+use super::{Stage, StageResult, in_operation, recorder::ProfiledOp, step::ActiveStage};
 use crate::{
     error::{LayerError, StageError},
+    guard::{Untouched, catching},
     observer::{
         ActionEvent, DeviceMemory, FiniteCheck, LOSS, LayerEvent, Observer, Pass, StepEvent, When,
     },
@@ -52,20 +47,28 @@ impl ActiveStage<'_> {
         if self.observers().next().is_none() {
             return Ok(());
         }
-        let event = ActionEvent { action, when, memory: self.device_memory()? };
+        // An update that has begun must not fail.
+        let may_fail = action.op != Op::Update || when == When::Before;
+        let event = ActionEvent { action, when, memory: self.device_memory(may_fail)? };
         for observer in self.observers() {
             catching(|| observer.action(&event)).map_err(in_operation("an observer"))?;
         }
         Ok(())
     }
 
-    /// The device's memory for an event. Begins to measure the peak until the next one.
-    fn device_memory(&self) -> StageResult<DeviceMemory> {
+    /// The device's memory for an event. Begins to measure the peak until the next one, unless
+    /// other threads use the device, too. An update `may_fail` no more once it has begun.
+    fn device_memory(&self, may_fail: bool) -> StageResult<DeviceMemory> {
         let measure = || {
-            // A peak above the cap of a GPU would be forgotten here.
-            self.device.finish()?;
+            match may_fail {
+                // Here, because a peak above the cap of a GPU is forgotten below.
+                true => self.device.finish()?,
+                false => self.device.synchronize()?,
+            }
             let Stats { live, peak, .. } = self.device.memory()?;
-            self.device.reset_peak(true)?;
+            if !self.config.shares_device {
+                self.device.reset_peak(true)?;
+            }
             self.step.peak.set(self.step.peak.get().max(peak));
             Ok(DeviceMemory { live: Bytes(live), peak: Bytes(peak) })
         };
@@ -134,9 +137,10 @@ impl ActiveStage<'_> {
             pass,
             keeps: work.keeps(),
             when,
-            memory: self.device_memory()?,
+            memory: self.device_memory(true)?,
             tensors,
             parameter_gradients,
+            is_loss: named.is_none(),
         };
         let in_layer = |source: LayerError| match source {
             LayerError::NotFinite(what) => StageError::NotFinite { layer: layer.to_owned(), what },

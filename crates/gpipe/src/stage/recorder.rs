@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::step::Statistics;
 use crate::{
     error::LayerError,
-    observer::{ActionEvent, DeviceMemory, LOSS, LayerEvent, Observer, Pass, When},
+    observer::{ActionEvent, DeviceMemory, LayerEvent, Observer, Pass, When},
 };
 
 /// The operation that was measured.
@@ -114,7 +114,7 @@ impl ProfiledOp {
         match (event.pass, event.keeps) {
             (Pass::Forward, true) => Self::ForwardKept,
             // A forward that discards leaves the loss to the re-materialization.
-            (Pass::Forward, false) if event.layer == LOSS => Self::Rematerialize,
+            (Pass::Forward, false) if event.is_loss => Self::Rematerialize,
             (Pass::Forward, false) => Self::Forward,
             (Pass::Recompute, _) => Self::Rematerialize,
             (Pass::Backward, kept) => Self::Backward { kept },

@@ -260,6 +260,7 @@ impl PipelineBuilder {
             ("gradients of the inputs", self.input_gradients.to_string()),
             ("declared inputs", format!("{:?}", self.sequence.inputs)),
             ("declared targets", format!("{:?}", self.targets)),
+            ("losses", self.losses.to_string()),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -392,6 +393,8 @@ impl PipelineBuilder {
             device: self.devices[device],
             first_on_device: !placement[..stage].contains(&device)
                 && !self.devices[..device].contains(&self.devices[device]),
+            shares_device: self.devices[device].gpu().is_some()
+                && self.devices.iter().filter(|own| **own == self.devices[device]).count() > 1,
             remat: self.remat.of(stage),
             seed: self.seed,
             precision: cut.precision,

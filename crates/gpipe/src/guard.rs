@@ -24,20 +24,20 @@ pub(crate) fn catching<T>(call: impl FnOnce() -> Result<T, LayerError>) -> Resul
 
 /// Detects in-place changes of tensors. It misses a change through `Tensor::data`, which hides the
 /// change from autograd.
-pub(super) struct Untouched<'t> {
+pub(crate) struct Untouched<'t> {
     /// With their versions. Undefined tensors have none.
     tensors: Vec<(&'t Tensor, Option<i64>)>,
 }
 
 impl<'t> Untouched<'t> {
-    pub(super) fn new(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Self, LayerError> {
+    pub(crate) fn new(tensors: impl IntoIterator<Item = &'t Tensor>) -> Result<Self, LayerError> {
         let with_version = |tensor: &'t Tensor| Ok((tensor, version(tensor)?));
         let tensors = tensors.into_iter().map(with_version).collect::<Result<_, LayerError>>()?;
         Ok(Self { tensors })
     }
 
     /// The index of the first tensor that was changed.
-    pub(super) fn changed(&self) -> Result<Option<usize>, LayerError> {
+    pub(crate) fn changed(&self) -> Result<Option<usize>, LayerError> {
         for (index, (tensor, before)) in self.tensors.iter().enumerate() {
             if version(tensor)? != *before {
                 return Ok(Some(index));
