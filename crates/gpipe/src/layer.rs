@@ -121,7 +121,7 @@ impl Infer {
         Self { kind, named, asked, open, stashed: Vec::new(), popped: Vec::new() }
     }
 
-    /// The dtype of all parameters as layers see them.
+    /// The dtype of all parameters as layers see them. Only buffers stay in float32 (or float64).
     pub fn parameter_kind(&self) -> Kind {
         self.kind
     }
@@ -253,7 +253,8 @@ impl Forward<'_> {
     /// Applies dropout to `x` `[samples, ...]` with probability `p` (Srivastava et al. 2014).
     ///
     /// In training mode each element is zeroed or scaled by 1 / (1 - p); otherwise `x` is returned
-    /// unchanged. The mask depends only on seed, layer, step, global sample and element.
+    /// unchanged. The mask depends only on seed, layer, step, global sample and element, and on
+    /// which of the layer's calls of `dropout` this is.
     ///
     /// # Errors
     /// If the first size of `x` is not the number of samples, or an error of libtorch.

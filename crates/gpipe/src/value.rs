@@ -6,7 +6,7 @@ use gpipe_runtime::Payload;
 use tch::Tensor;
 
 /// A tuple of tensors. Some may be absent, such as the gradient of an integer tensor. A value moves
-/// between stages of one process without a copy.
+/// between stages of one process without a copy, unless they are on different devices.
 #[derive(Debug, Default)]
 pub struct Value {
     tensors: Vec<Option<Tensor>>,

@@ -44,7 +44,8 @@ pub(crate) struct ImportArguments {
     pub config: PathBuf,
     /// Override one key of the configuration; may be repeated
     ///
-    /// model.vocabulary must be the exact size, unless the configuration is that of a run.
+    /// model.vocabulary must be the number of tokens in the weights, unless the configuration is
+    /// that of a run.
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
     /// File that maps tensors to parameters; without it, names must be gpipe's

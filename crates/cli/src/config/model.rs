@@ -23,7 +23,8 @@ pub(crate) enum Model {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TransformerConfig {
-    /// Number of tokens in the vocabulary.
+    /// Number of tokens that a new tokenizer learns at most. The model has as many as its
+    /// tokenizer.
     pub vocabulary: usize,
     /// Width of the model (d_model).
     pub features: i64,
@@ -47,7 +48,8 @@ pub(crate) struct TransformerConfig {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct TranslationConfig {
-    /// Number of tokens in the vocabulary, which all languages share.
+    /// Number of tokens that a new tokenizer learns at most, for all languages together. The model
+    /// has as many as its tokenizer.
     pub vocabulary: usize,
     /// Width of the model (d_model). It must be even.
     pub features: i64,

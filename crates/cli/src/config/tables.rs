@@ -189,8 +189,8 @@ pub(crate) struct RmsPropConfig {
     pub momentum: f64,
     /// Constant added under the square root (TensorFlow's form) or to the root (PyTorch's form).
     pub eps: f64,
-    /// Whether to use TensorFlow's form, with which the paper's networks were trained, instead of
-    /// PyTorch's.
+    /// Whether to use TensorFlow's form instead of PyTorch's. AmoebaNet was trained with it (Real
+    /// et al. 2019).
     pub tensorflow: bool,
 }
 

@@ -99,8 +99,8 @@ pub struct Training<'a> {
 ///
 /// `inputs` are specs of one sample: the first size of those with samples is 1. `rate` is the speed
 /// of the device. Messages take no time unless the caller sets [`ModelCosts::transport`]. In
-/// bfloat16 and float16, the copies that stages make of inputs that are shared or have names, and
-/// that a loss takes, are not counted.
+/// bfloat16 and float16, stages copy inputs to that dtype. Not counted are the copies of shared
+/// inputs, and those that later stages make of inputs by name.
 ///
 /// A layer without [`crate::Layer::record`] counts as if autograd saved nothing. It then keeps only
 /// its outputs for the backward, besides its inputs and parameters. A layer without

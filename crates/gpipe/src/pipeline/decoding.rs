@@ -28,8 +28,9 @@ pub struct Decoding<'p> {
 pub struct GroupStep {
     /// The group's number: any small number, the same in every step.
     pub group: usize,
-    /// The model's inputs; the first size of each is samples, except of those that are shared. The
-    /// second axis of the last one with samples holds the new positions. There are none by name.
+    /// The model's inputs, by position. Those that are not shared have samples on their first axis.
+    /// The last of these has the new positions on its second axis. Decoding takes no inputs by
+    /// name.
     pub inputs: Vec<Tensor>,
     /// For each sample, the index of the sample in the previous step that it continues (beam search
     /// reorders them). `None` keeps the order, and is required in the first step.

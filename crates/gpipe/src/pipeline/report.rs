@@ -22,8 +22,8 @@ pub struct StepReport {
     /// Whether the update was skipped because float16 gradients overflowed. The next step uses a
     /// smaller loss scale.
     pub skipped: bool,
-    /// The mini-batch loss: the sum over samples (or tokens) divided by `count`. With several
-    /// losses, the total of their values times their weights.
+    /// The total loss of the mini-batch: for each loss the sum over samples (or tokens) divided by
+    /// its count, times its weight, added up.
     pub loss: f64,
     /// Number of samples, or tokens, counted by the (first) loss.
     pub count: f64,
@@ -218,7 +218,8 @@ pub(super) fn count(losses: &[LossTerm]) -> f64 {
 /// with several losses, those of each of `losses`.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Evaluation {
-    /// `sum` / `count`. With several losses, the total of their values times their weights.
+    /// The total loss: for each loss its sum divided by its count, times its weight, added up. With
+    /// [`PipelineBuilder::loss`](crate::PipelineBuilder::loss) alone it is `sum` / `count`.
     pub loss: f64,
     /// The sum of the (first) loss.
     pub sum: f64,

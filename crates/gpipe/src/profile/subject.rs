@@ -53,7 +53,8 @@ pub struct LayerSubject {
 }
 
 impl Subject {
-    /// The subject without the fields that analytic costs do not depend on.
+    /// The subject as far as it matters for estimated costs ([`crate::estimate`]): without devices,
+    /// machine, kernels and threads.
     #[must_use]
     pub fn of_shapes(self) -> Self {
         let none = String::new;
