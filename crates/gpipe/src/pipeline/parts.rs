@@ -102,10 +102,11 @@ impl Pipeline {
     /// Goes back through a forward: adds the gradients of all parameters to those that have
     /// accumulated, and frees what the stages kept.
     ///
-    /// `gradients` are those of the outputs: one for each output, of its shape. The result is the
-    /// gradient of each input, `None` for an integer input: of the input's shape, on the CPU, in
-    /// float32 (or float64). That of a shared input is the sum over all micro-batches. With
-    /// replicas it covers this replica's samples. All are `None` unless the builder was told
+    /// `gradients` are those of the outputs: one for each output, of its shape. The result has one
+    /// entry for each input by position: its gradient, which has the input's shape and is on the
+    /// CPU, in float32 (or float64). The entry of an integer input is `None`. The gradient of a
+    /// shared input is the sum over all micro-batches. With replicas, gradients cover this replica's
+    /// samples. All entries are `None` unless the builder was told
     /// [`PipelineBuilder::input_gradients`](crate::PipelineBuilder::input_gradients).
     ///
     /// # Errors
@@ -273,7 +274,8 @@ impl Pipeline {
     /// losses, for [`Count::Totals`].
     ///
     /// # Errors
-    /// If no target counts for a loss, or an error of a loss.
+    /// If no loss counts any target, or an error of a loss. One loss may have a count of 0 if another
+    /// counts something.
     pub fn counts_of(
         &self,
         inputs: impl IntoTensors,
