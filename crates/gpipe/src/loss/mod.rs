@@ -89,8 +89,9 @@ pub trait Loss: Send + Sync + 'static {
     }
 
     /// Checks that outputs and targets fit. An implementation also calls
-    /// [`LossContext::named_input`] and [`LossContext::named_target`] here for each of them that the
-    /// loss uses: a name that no layer and no loss asks for is an error, because it may be misspelt.
+    /// [`LossContext::named_input`] and [`LossContext::named_target`] here for each of them that
+    /// the loss uses: a name that no layer and no loss asks for is an error, because it may be
+    /// misspelt.
     ///
     /// # Errors
     /// If they do not fit. The error names both sides.

@@ -115,9 +115,9 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The tensors that the rule keeps for a parameter.
     fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec>;
 
-    /// The most temporaries that [`Optimizer::apply`] holds at once, each counted as a tensor of the
-    /// size of the stage's largest parameter. A rule that handles its parameters one after the other
-    /// gives the number for one parameter.
+    /// The most temporaries that [`Optimizer::apply`] holds at once, each counted as a tensor of
+    /// the size of the stage's largest parameter. A rule that handles its parameters one after the
+    /// other gives the number for one parameter.
     ///
     /// The stage checks that they fit before any stage begins to update, and lifts the memory cap
     /// during the update. If the number is too small, the update may therefore exceed the cap.

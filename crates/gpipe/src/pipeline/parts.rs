@@ -105,8 +105,8 @@ impl Pipeline {
     /// `gradients` are those of the outputs: one for each output, of its shape. The result has one
     /// entry for each input by position: its gradient, which has the input's shape and is on the
     /// CPU, in float32 (or float64). The entry of an integer input is `None`. The gradient of a
-    /// shared input is the sum over all micro-batches. With replicas, gradients cover this replica's
-    /// samples. All entries are `None` unless the builder was told
+    /// shared input is the sum over all micro-batches. With replicas, gradients cover this
+    /// replica's samples. All entries are `None` unless the builder was told
     /// [`PipelineBuilder::input_gradients`](crate::PipelineBuilder::input_gradients).
     ///
     /// # Errors
@@ -274,8 +274,8 @@ impl Pipeline {
     /// losses, for [`Count::Totals`].
     ///
     /// # Errors
-    /// If no loss counts any target, or an error of a loss. One loss may have a count of 0 if another
-    /// counts something.
+    /// If no loss counts any target, or an error of a loss. One loss may have a count of 0 if
+    /// another counts something.
     pub fn counts_of(
         &self,
         inputs: impl IntoTensors,
