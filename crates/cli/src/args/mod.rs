@@ -208,9 +208,10 @@ pub(crate) struct TrainArguments {
     pub on_nan: Option<OnNan>,
     /// Start from the weights of a safetensors file, a run or a checkpoint
     ///
-    /// A text model also takes over the tokenizer; for a file, that is the tokenizer.json beside
-    /// it. Everything else starts anew: use --init to fine-tune, and --resume to continue a run.
-    /// With --resume auto, the weights are used only if there is no checkpoint to resume from.
+    /// With data.tokenizer = "auto", a model of text also takes over the tokenizer; for a file,
+    /// that is the tokenizer.json beside it. Everything else starts anew: use --init to fine-tune,
+    /// and --resume to continue a run. With --resume auto, the weights are used only if there is no
+    /// checkpoint to resume from.
     #[arg(long, value_name = "FILE|DIR")]
     pub init: Option<PathBuf>,
     /// With --init: file that maps tensors to parameters (see `gpipe import --help`)

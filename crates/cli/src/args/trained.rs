@@ -132,7 +132,7 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "P", default_value_t = 1.0)]
     #[arg(value_parser = number, allow_negative_numbers = true)]
     pub top_p: f64,
-    /// Seed of the sampling: the same seed gives the same text, for every K
+    /// Seed of the sampling: the same seed gives the same text for every number of stages
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: u64,

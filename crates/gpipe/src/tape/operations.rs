@@ -94,8 +94,8 @@ impl Tape {
         self.push(Node::new(&[a, b], spec).passing_gradient())
     }
 
-    /// Attention in ATen's fused kernel: [samples, queries, features]. Without a `mask` of the keys
-    /// it is causal.
+    /// Attention in ATen's fused kernel. Returns [samples, queries, features]. Without a `mask` of
+    /// the keys it is causal.
     ///
     /// In self-attention, `queries` and `keys` are the same tensor, which also has the values:
     /// [samples, positions, 3 features]. Otherwise `queries` are [samples, queries, features], and
