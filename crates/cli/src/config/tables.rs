@@ -63,8 +63,8 @@ pub(crate) struct PipelineConfig {
     /// `gpipe plan` chooses a policy for each stage.
     #[serde(with = "as_text")]
     pub remat: RematPolicies,
-    /// Devices: one for all stages, or a list, such as `cuda:0,cuda:0,cpu`. Each has one stage, or V
-    /// stages under `interleaved:V`.
+    /// Devices: one for all stages, or a list, such as `cuda:0,cuda:0,cpu`. Each has one stage, or
+    /// V stages under `interleaved:V`.
     #[serde(with = "as_text")]
     pub devices: Devices,
     /// Dtype of the arithmetic: `float32`, `float64`, or `bfloat16` or `float16` with float32
