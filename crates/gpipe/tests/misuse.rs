@@ -4,11 +4,11 @@
 
 use crate::common;
 
-use common::{assert_same_bits, uniform};
+use common::{assert_same_bits, own_loss::OwnLoss, uniform};
 use gpipe::{
-    Adam, Bytes, Forward, Infer, Init, Layer, LayerError, Loss, LossContext, MeanSquaredError,
-    Metric, Optimizer, ParameterInfo, ParameterSpec, Pipeline, PipelineBuilder, Sequence, Sgd,
-    StateSpec, TensorSpec, Update,
+    Adam, Bytes, Forward, Infer, Init, Layer, LayerError, MeanSquaredError, Metric, Optimizer,
+    ParameterInfo, ParameterSpec, Pipeline, PipelineBuilder, Sequence, Sgd, StateSpec, TensorSpec,
+    Update,
     layers::{Linear, Pop, Stash},
 };
 use tch::{Kind, Tensor};
@@ -91,27 +91,6 @@ fn regression_a_parameter_changed_in_place_is_an_error() {
         let (_, w) = parameters.iter().find(|(name, _)| name == "last.w").unwrap();
         assert!(w.max().double_value(&[]) < 1.0);
         assert!(!pipeline.accept_torn_update().unwrap());
-    }
-}
-
-struct OwnLoss(fn(&Tensor, &Tensor) -> Result<Tensor>);
-
-impl Loss for OwnLoss {
-    fn sum(&self, _: &LossContext<'_>, outputs: &[Tensor], targets: &[Tensor]) -> Result<Tensor> {
-        (self.0)(&outputs[0], &targets[0])
-    }
-
-    fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64> {
-        Ok(targets[0].size()[0] as f64)
-    }
-
-    fn check(
-        &self,
-        _: &LossContext<'_, TensorSpec>,
-        _: &[TensorSpec],
-        _: &[TensorSpec],
-    ) -> Result<()> {
-        Ok(())
     }
 }
 

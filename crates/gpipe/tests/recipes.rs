@@ -7,7 +7,7 @@ use crate::common;
 
 use std::collections::HashMap;
 
-use common::{Features, LENGTH, Recipe, Run, VOCABULARY, batch, model, uniform};
+use common::{Features, LENGTH, Recipe, Run, VOCABULARY, batch, model, own_loss::OwnLoss, uniform};
 use gpipe::{
     Accuracy, Adafactor, Adam, CrossEntropy, Decay, Group, LayerError, LearningRate, Loss,
     LossContext, MeanSquaredError, Metric, Optimizer, ParameterInfo, Pipeline, PipelineBuilder,
@@ -412,31 +412,12 @@ fn oracle_reduced_precision_is_near_float32() {
 
 #[test]
 fn property_float16_skips_steps_that_overflow_and_finds_a_scale() {
-    /// A loss so large that its gradients overflow at the first loss scale.
-    struct Large;
-    impl Loss for Large {
-        fn check(
-            &self,
-            _: &LossContext<'_, TensorSpec>,
-            _: &[TensorSpec],
-            _: &[TensorSpec],
-        ) -> Result<(), LayerError> {
-            Ok(())
-        }
-        fn sum(
-            &self,
-            ctx: &LossContext<'_>,
-            outputs: &[Tensor],
-            targets: &[Tensor],
-        ) -> Result<Tensor, LayerError> {
-            Ok(MeanSquaredError.sum(ctx, outputs, targets)?.f_mul_scalar(1000.0)?)
-        }
-        fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
-            MeanSquaredError.count(ctx, targets)
-        }
-    }
+    // So large that its gradients overflow at the first loss scale.
+    let large = |x: &Tensor, y: &Tensor| {
+        Ok(x.f_sub(y)?.f_square()?.f_sum(Kind::Float)?.f_mul_scalar(1000.0)?)
+    };
     let run = |stages: usize| {
-        let builder = small(Kind::Half).stages(stages).loss(Large);
+        let builder = small(Kind::Half).stages(stages).loss(OwnLoss(large));
         let mut pipeline = builder.optimizer(Sgd::new(1e-6)).build().unwrap();
         let (x, y) = data(Kind::Float);
         let before = pipeline.parameters().unwrap();

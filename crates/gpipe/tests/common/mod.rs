@@ -4,6 +4,7 @@
 pub mod gated;
 pub mod matrix;
 pub mod memory;
+pub mod own_loss;
 pub mod views;
 
 use gpipe::{
