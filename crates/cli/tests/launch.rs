@@ -404,6 +404,34 @@ fn fault_a_signal_saves_in_all_processes() {
     assert!(run.printed.contains("is saved; to continue: gpipe train --resume"), "{}", run.printed);
 }
 
+/// Joining failed where a name server did not answer, because c10d asks it for names of loopback
+/// addresses, too.
+#[test]
+fn regression_launched_processes_wait_briefly_for_a_name_server() {
+    let folder = Folder::new();
+    let train = train_for("run", "100000", "2", MORE);
+    for (own, wanted) in
+        [(None, "RES_OPTIONS=timeout:1 attempts:2"), (Some("timeout:4"), "RES_OPTIONS=timeout:4")]
+    {
+        let mut command = folder.command(&launched("2", &train));
+        match own {
+            Some(own) => command.env("RES_OPTIONS", own),
+            None => command.env_remove("RES_OPTIONS"),
+        };
+        let mut run = Process::start(&mut command);
+        run.until("saved");
+        for rank in 0..2 {
+            let process = process_of(run.number(), rank);
+            let variables = fs::read(format!("/proc/{process}/environ")).unwrap();
+            let mut all = variables.split(|byte| *byte == 0);
+            assert!(all.any(|variable| variable == wanted.as_bytes()), "{wanted}");
+        }
+        run.signal("TERM");
+        assert_eq!(run.end(), Ok(143), "{}", run.printed);
+        fs::remove_dir_all(folder.path("run")).unwrap();
+    }
+}
+
 #[test]
 fn fault_what_the_environment_lacks_is_named() {
     let folder = Folder::new();

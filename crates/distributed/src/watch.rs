@@ -388,7 +388,8 @@ impl State {
             // A slow store also delays the other processes' beats.
             _ => (
                 deadline.min(JOIN_SILENCE + 4 * self.round),
-                "it was killed or stopped while it joined, or the network is cut",
+                "it was killed or stopped while it joined, the network is cut, or its name server \
+                does not answer (set RES_OPTIONS='timeout:1 attempts:2')",
             ),
         };
         let others = self.heard.iter().enumerate().filter(|(rank, _)| *rank != own);

@@ -5,7 +5,7 @@
 
 use crate::common;
 
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 
 use common::{
     DEADLINE, in_processes,
@@ -255,9 +255,9 @@ fn fault_a_nan_in_one_replica_is_one_in_all() {
 
 #[test]
 fn fault_a_replica_that_leaves_ends_the_others() {
+    let deadline = Duration::from_secs(5);
     for (replicas, processes, leaves) in [(2, 2, 3), (3, 1, 1)] {
-        // The others are told at once. The deadline is for joining beside other tests.
-        let errors = in_processes(replicas * processes, DEADLINE, |cluster| {
+        let errors = in_processes(replicas * processes, deadline, |cluster| {
             let rank = cluster.rank();
             let built = replicated(&cluster, replicas, builder(Features::plain(), 2, 2));
             let mut pipeline = built.build().unwrap();

@@ -49,6 +49,12 @@ const LINE_BYTES_MAX: u64 = 64 << 10;
 /// Interval between checks for ended processes. Usually the end of their output triggers a check
 /// first.
 const LOOK: Duration = Duration::from_millis(100);
+/// The options of glibc's resolver. c10d looks up the name of each address that it connects to, for
+/// its log. Where a name server does not answer, this took longer than a process may be silent
+/// while it joins. All connections of a launched process are on loopback, so no name is needed.
+const RESOLVER: &str = "RES_OPTIONS";
+/// One second, then two.
+const RESOLVER_QUICK: &str = "timeout:1 attempts:2";
 /// Timeout of the store's connection to itself.
 const STORE: Duration = Duration::from_secs(30);
 
@@ -222,6 +228,7 @@ impl Supervisor {
                 .env(MASTER_PORT, port.to_string())
                 .env(AGENT_STORE, "True")
                 .env(RESTART_COUNT, attempt.to_string())
+                .env(RESOLVER, std::env::var_os(RESOLVER).unwrap_or(RESOLVER_QUICK.into()))
                 .stdin(stdin_of(rank))
                 .stdout(if rank == 0 && arguments.no_prefix {
                     Stdio::inherit()
