@@ -188,6 +188,13 @@ impl Arguments {
         Ok(all)
     }
 
+    /// The first name that is not in `asked`, the names that layers or losses ask for. It may be
+    /// misspelt on one side.
+    pub(crate) fn unasked(&self, asked: &[String]) -> Option<&str> {
+        let mut names = self.named.iter().map(|own| own.name.as_str());
+        names.find(|name| asked.iter().all(|own| own != name))
+    }
+
     /// Splits the list of a call.
     pub(crate) fn split<'a, T>(&'a self, all: &'a [T]) -> Given<'a, T> {
         let (positional, named) = all.split_at(self.positional(all.len()));

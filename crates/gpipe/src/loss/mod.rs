@@ -12,7 +12,7 @@ use std::cell::RefCell;
 pub use built_in::{CrossEntropy, LossOf, MeanSquaredError, WithAuxiliary};
 use tch::Tensor;
 pub use terms::LossTerm;
-pub(crate) use terms::{InputsAndTargets, Losses, check_handed, not_finite, record, total};
+pub(crate) use terms::{InputsAndTargets, Losses, Term, check_handed, not_finite, record, total};
 
 use crate::{
     arguments::{Given, Presence},

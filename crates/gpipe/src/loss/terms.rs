@@ -57,6 +57,11 @@ pub(crate) struct Term {
 }
 
 impl Term {
+    /// Whether it has gradients. One of weight 0 is only reported.
+    pub(crate) fn trains(&self) -> bool {
+        self.weight != 0.0
+    }
+
     /// The error of a mini-batch that does not fit.
     pub(crate) fn input_error(&self, error: &LayerError) -> Error {
         Error::Input(match self.name == LOSS {

@@ -183,8 +183,7 @@ impl Pipeline {
     /// processes only the driver sees every process's result.
     fn finite_losses(&self, outcomes: &[Outcome], counts: &[f64]) -> Result<Vec<LossTerm>> {
         let losses = self.model.losses_of(outcomes, counts);
-        let told = losses.iter().filter(|term| term.weight != 0.0);
-        match told.clone().find(|term| !term.value().is_finite()) {
+        match losses.iter().find(|term| term.weight != 0.0 && !term.value().is_finite()) {
             None => Ok(losses),
             Some(term) => {
                 Err(Error::NotFinite { what: not_finite(&term.name, &term.value().to_string()) })

@@ -99,10 +99,10 @@ impl Model {
     /// Checks that every name is asked for.
     fn check_asked(&self, asked: &[String]) -> Result<()> {
         for (what, own) in [("input", &self.sequence.inputs), ("target", &self.targets)] {
-            if let Some(own) = own.named.iter().find(|own| !asked.contains(&own.name)) {
+            if let Some(name) = own.unasked(asked) {
                 return Err(Error::Input(format!(
-                    "nothing asks for the {what} '{}': a loss that uses it asks in its check, too",
-                    own.name
+                    "nothing asks for the {what} '{name}': a loss that uses it asks in its check, \
+                    too"
                 )));
             }
         }

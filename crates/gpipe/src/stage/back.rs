@@ -80,15 +80,14 @@ impl ActiveStage<'_> {
             let own = self.step.loss_sums.iter().find(|(own, _)| *own == micro_batch);
             let losses = &self.config.losses.0;
             let finite = own.is_some_and(|(_, sums)| {
-                let told = sums.iter().zip(losses).filter(|(_, term)| term.weight != 0.0);
-                told.into_iter().all(|(sum, _)| sum.is_finite())
+                sums.iter().zip(losses).all(|(sum, term)| sum.is_finite() || !term.trains())
             });
             let scale = if finite { self.step.feed.loss_scale } else { f64::NAN };
             let factors = losses.iter().zip(&self.step.feed.denominators);
             // A loss that counts nothing, or is only reported, has no gradient.
             let factors = factors.map(|(term, &denominator)| {
-                let counts = term.weight != 0.0 && denominator != 0.0;
-                if counts { scale * term.weight / denominator } else { 0.0 }
+                let has_gradient = term.trains() && denominator != 0.0;
+                if has_gradient { scale * term.weight / denominator } else { 0.0 }
             });
             let seeds = loss.seeds(factors);
             let back = seeds.and_then(|seeds| loss.backward(seeds, vec![], &mut []));

@@ -108,24 +108,7 @@ impl LayerRun<'_> {
             .into_iter()
             .map(|(index, name, tensor)| Ok((index, name, leaf(&tensor, grads)?)))
             .collect::<Result<_, LayerError>>()?;
-        let mut ctx = Forward {
-            parameters: self.parameters,
-            kernels: self.kernels,
-            training: self.training,
-            mask: MaskKey {
-                seed: self.seed,
-                layer: self.id.0.into(),
-                step: self.step,
-                site: 0,
-                first_sample: self.slice.first as u64,
-            },
-            samples: self.slice.count as i64,
-            named: self.named,
-            pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
-            stashed: Vec::new(),
-            statistics: Vec::new(),
-            cache,
-        };
+        let mut ctx = self.context(&pops, cache);
         let popped = pops.iter().map(|(_, _, tensor)| tensor);
         let named = self.named.iter().map(|(_, tensor)| tensor);
         let given = Untouched::new(inputs.iter().chain(popped).chain(named))?;
@@ -170,6 +153,28 @@ impl LayerRun<'_> {
 }
 
 impl LayerRun<'_> {
+    /// What the layer's forward sees besides its inputs.
+    fn context(&self, pops: &[(usize, String, Tensor)], cache: Option<Cache>) -> Forward<'_> {
+        Forward {
+            parameters: self.parameters,
+            kernels: self.kernels,
+            training: self.training,
+            mask: MaskKey {
+                seed: self.seed,
+                layer: self.id.0.into(),
+                step: self.step,
+                site: 0,
+                first_sample: self.slice.first as u64,
+            },
+            samples: self.slice.count as i64,
+            named: self.named,
+            pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
+            stashed: Vec::new(),
+            statistics: Vec::new(),
+            cache,
+        }
+    }
+
     /// Checks that the outputs match what `infer` declared. A mismatch would surface later as
     /// silent broadcasting, or not at all.
     fn check_outputs(

@@ -16,7 +16,7 @@ use crate::{
     arguments::if_defined,
     error::{LayerError, StageError},
     guard::{self, Untouched},
-    loss::not_finite,
+    loss::{Term, not_finite},
     metric::Metric,
     observer::LOSS,
     precision::Precision,
@@ -88,16 +88,15 @@ impl ActiveStage<'_> {
             (self.config.inputs.split(&inputs), self.config.targets.split(&targets));
         let sums = losses.each(&handed, (inputs, targets), |term, ctx| {
             let sum = guard::catching(|| {
-                let _no_grad = (term.weight == 0.0).then(tch::no_grad_guard);
+                let _no_grad = (!term.trains()).then(tch::no_grad_guard);
                 term.loss.sum(ctx, &handed.0, targets.positional)
             })?;
-            match given.changed()? {
-                None => {}
-                Some(at) => return Err(self.changed_by_loss(at, handed.2.len(), seen.len())),
+            if let Some(at) = given.changed()? {
+                return Err(self.changed_by_loss(at, handed.2.len(), seen.len()));
             }
-            let value = self.checked_value(&sum, term.weight)?;
+            let value = self.checked_value(&sum, term)?;
             // A loss that counts no target may be a constant 0.
-            let learns = graph && term.weight != 0.0 && leaves.iter().any(Tensor::requires_grad);
+            let learns = graph && term.trains() && leaves.iter().any(Tensor::requires_grad);
             if learns && value != 0.0 && !sum.requires_grad() {
                 return Err(LayerError::Value(
                     "its sum has no gradient, so nothing would learn: compute it from the \
@@ -137,7 +136,7 @@ impl ActiveStage<'_> {
     /// processes, where a failing stage
     /// would end the run. There the driver checks the loss instead, because only it sees every
     /// process's result.
-    fn checked_value(&self, sum: &Tensor, weight: f64) -> Result<f64, LayerError> {
+    fn checked_value(&self, sum: &Tensor, term: &Term) -> Result<f64, LayerError> {
         if sum.numel() != 1 {
             let shape = sum.size();
             return Err(LayerError::Shape(format!(
@@ -145,7 +144,7 @@ impl ActiveStage<'_> {
             )));
         }
         let value = sum.f_double_value(&[])?;
-        match value.is_finite() || !self.config.alone || weight == 0.0 {
+        match value.is_finite() || !self.config.alone || !term.trains() {
             true => Ok(value),
             false => Err(LayerError::NotFinite(value.to_string())),
         }

@@ -180,8 +180,10 @@ impl PipelineBuilder {
         let mut balance = self.balance.clone();
         if let (Balance::Layers(given), true) = (&mut balance, self.losses.have_layer()) {
             // The caller need not know of the losses' layer: it goes with the last one.
-            let rest = layers - given.iter().sum::<usize>().min(layers);
-            given.iter_mut().next_back().filter(|_| rest == 1).into_iter().for_each(|n| *n += 1);
+            let all = given.iter().copied().fold(0, usize::saturating_add);
+            if let Some(last) = given.last_mut().filter(|_| all == layers - 1) {
+                *last += 1;
+            }
         }
         let balance = balance.cut(layers, cost, &weights)?;
         let ranges = topology::ranges(&balance);

@@ -116,13 +116,12 @@ impl PipelineBuilder {
         }
     }
 
-    /// Checks that layers ask for every input by name: they ask for those in `asked`. Otherwise a
-    /// name that is misspelt on one side would go unnoticed.
+    /// Checks that layers ask for every input by name, unless a loss may: they ask for those in
+    /// `asked`.
     pub(super) fn check_asked(&self, asked: &[String]) -> Result<()> {
-        let mut named = self.sequence.inputs.named.iter();
-        match named.find(|own| !asked.contains(&own.name) && !self.losses.take_inputs()) {
+        match self.sequence.inputs.unasked(asked).filter(|_| !self.losses.take_inputs()) {
             None => Ok(()),
-            Some(NamedArgument { name, .. }) => Err(Error::Setting(format!(
+            Some(name) => Err(Error::Setting(format!(
                 "no layer asks for the input '{name}': a layer that uses it calls \
                 named(\"{name}\") in its infer, too"
             ))),
