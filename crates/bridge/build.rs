@@ -39,6 +39,7 @@ fn main() {
         .file("cpp/optim.cc")
         .file("cpp/c10d.cc")
         .file("cpp/product.cc")
+        .file("cpp/random.cc")
         .includes([torch.join("include"), PathBuf::from("cpp")])
         // c10d's headers include headers from here.
         .include(torch.join("include/torch/csrc/api/include"))

@@ -12,6 +12,7 @@
 #include "bridge.h"
 #include <algorithm>
 #include <array>
+#include <atomic>
 #include <climits>
 #include <c10/core/Allocator.h>
 #include <c10/core/CPUAllocator.h>
@@ -23,6 +24,7 @@
 #include <malloc.h>
 #endif
 #include <mutex>
+#include <pthread.h>
 #include <unordered_map>
 
 namespace gpipe {
@@ -188,8 +190,27 @@ Arena &at_index(uint32_t arena) {
 } // namespace
 
 #ifdef GPIPE_ALLOCATOR
-// Installed before main, because replacing the allocator while a kernel runs is not safe.
+// Arenas that a thread has entered so far are below this number.
+std::atomic<uint32_t> arenas_used{1};
+
+// A process may fork while a thread is in the allocator, as Python's loaders of data do. Without
+// this, that arena would stay locked in the child for ever.
+void lock_all() {
+  for (uint32_t index = 0; index < arenas_used; ++index)
+    arenas()[index].mutex.lock();
+}
+
+void unlock_all() {
+  for (uint32_t index = 0; index < arenas_used; ++index)
+    arenas()[index].mutex.unlock();
+}
+
+// Installed when the library is loaded: before main, or while Python imports it. Both are safe. A
+// tensor knows which allocator its memory is from, so memory of the allocator before is freed by
+// that one. libtorch reads the allocator as one word, which is written once here.
 [[maybe_unused]] static const bool installed = [] {
+  arenas();
+  pthread_atfork(&lock_all, &unlock_all, &unlock_all);
   c10::SetCPUAllocator(new CountingAllocator(), /*priority=*/100);
   return true;
 }();
@@ -197,6 +218,10 @@ Arena &at_index(uint32_t arena) {
 
 void enter_arena(uint32_t arena) {
   at_index(arena);
+#ifdef GPIPE_ALLOCATOR
+  for (uint32_t used = arenas_used; used <= arena;)
+    arenas_used.compare_exchange_weak(used, arena + 1);
+#endif
   current_arena = arena;
 }
 

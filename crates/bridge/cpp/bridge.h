@@ -137,6 +137,10 @@ void reset_gpu_peak(int32_t device);
 
 // allocator.cc
 struct Refusal;
+// Random numbers keyed by what runs (random.cc).
+void enter_random(uint64_t seed);
+void leave_random() noexcept;
+
 void enter_arena(uint32_t arena);
 MemoryStats arena_stats(uint32_t arena);
 void reset_arena_peak(uint32_t arena);

@@ -136,6 +136,9 @@ pub(crate) mod bridged {
         fn gpu_stats(device: i32) -> Result<MemoryStats>;
         fn reset_gpu_peak(device: i32) -> Result<()>;
 
+        fn enter_random(seed: u64) -> Result<()>;
+        fn leave_random();
+
         fn enter_arena(arena: u32) -> Result<()>;
         fn arena_stats(arena: u32) -> Result<MemoryStats>;
         fn reset_arena_peak(arena: u32) -> Result<()>;

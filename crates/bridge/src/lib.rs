@@ -12,6 +12,7 @@
 //! - [`loss`]: cross entropy with an in-place backward
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
+//! - [`random`]: generators keyed by what runs, for operators of libtorch
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
 //!
 //! Signatures are safe and thin. Tensors cross as addresses of `at::Tensor`, which is what tch
@@ -23,7 +24,7 @@
 //!
 //! # Side channels
 //!
-//! Three thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
+//! Four thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
 //! two ends and take no argument of ours:
 //!
 //! | what | set by | read by | why not an argument |
@@ -31,8 +32,9 @@
 //! | the current arena | [`memory::enter`], before each action | the allocator, at each allocation | ATen allocates inside its operators |
 //! | the last refusal | the allocator, when a cap refuses | [`memory::take_refusal`], when an operator failed | an allocator can only throw, and ATen turns that into text |
 //! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls these, and must not know whether it is recomputed |
+//! | the [`random`] scopes | [`random::Scope`], around one layer's forward | libtorch's random operators, through a dispatch key | a layer's code calls these |
 //!
-//! All three belong to the thread of one device's stages. gpipe passes nothing else this way.
+//! All four belong to the thread of one device's stages. gpipe passes nothing else this way.
 
 pub mod c10d;
 pub mod convolution;
@@ -47,6 +49,7 @@ pub mod loss;
 pub mod memory;
 pub mod op_cache;
 pub mod optim;
+pub mod random;
 pub mod split;
 pub mod vjp;
 

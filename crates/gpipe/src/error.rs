@@ -29,6 +29,9 @@ pub enum LayerError {
     /// A value is NaN or infinite; the text says which.
     #[error("{0} is not finite (NaN or infinite)")]
     NotFinite(String),
+    /// The caller interrupted the step ([`Interrupt`](crate::Interrupt)).
+    #[error("the step was interrupted; nothing was updated")]
+    Interrupted,
     /// libtorch failed.
     #[error("libtorch: {}", first_line(.0))]
     Torch(String),
@@ -229,9 +232,40 @@ impl Error {
         matches!(error, StepError::Deadline { .. } | StepError::Stuck { .. })
     }
 
+    /// Whether the caller interrupted the step ([`Interrupt`](crate::Interrupt)).
+    pub fn is_interrupted(&self) -> bool {
+        self.layer_error().is_some_and(|error| matches!(error, LayerError::Interrupted))
+    }
+
     /// Whether a forward changed its layer's parameters. The change cannot be undone.
     pub(crate) fn has_changed_parameters(&self) -> bool {
         self.layer_error().is_some_and(|error| matches!(error, LayerError::ParameterChanged(_)))
+    }
+
+    /// The name of the layer that failed, in a step or while its stage was built.
+    pub fn layer(&self) -> Option<&str> {
+        match self {
+            Self::Model { layer, .. } => Some(layer),
+            Self::Step {
+                error: StepError::Stage { source, .. } | StepError::Build { source, .. },
+            } => match source {
+                StageError::Layer { layer, .. } | StageError::NotFinite { layer, .. } => {
+                    Some(layer)
+                }
+                StageError::Own { .. } => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// The action that failed, such as the backward of micro-batch 3 on stage 1.
+    pub fn action(&self) -> Option<Action> {
+        match self {
+            Self::Step {
+                error: StepError::Stage { action, .. } | StepError::Panic { action, .. },
+            } => Some(*action),
+            _ => None,
+        }
     }
 
     /// The error of a stage, in a step or while it was built.

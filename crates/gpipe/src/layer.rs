@@ -41,7 +41,7 @@ use crate::{
     batch_norm::{BatchNorm, BatchStatistics, batch_norm},
     cache::Cache,
     error::LayerError,
-    rng::{MaskKey, dropout},
+    rng::Random,
     spec::TensorSpec,
     tape::{Tape, Var},
 };
@@ -73,11 +73,18 @@ pub trait Layer: Send + Sync + 'static {
     ///
     /// It must be a pure function of the inputs, the parameters and `ctx`, because
     /// re-materialization runs it again. It must not change inputs or parameters in place. Of tch,
-    /// use only the `f_*` forms, which return errors.
+    /// use only the `f_*` forms, which return errors. Random operators of libtorch draw the same
+    /// numbers again ([`Random::enter`]); other sources of random numbers must not be used.
     ///
     /// # Errors
     /// An error of libtorch, or values that the layer cannot take.
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError>;
+
+    /// Called with an error of the layer's forward or backward, on the thread where it happened.
+    /// A layer in another language takes its own form of the error from that thread here.
+    fn failed(&self, error: &LayerError) {
+        let _ = error;
+    }
 
     /// An estimate of the floating-point operations of one forward, by which the default cut
     /// balances stages. `None` stands for one operation per element of the inputs and outputs.
@@ -173,8 +180,7 @@ pub struct Forward<'a> {
     pub(crate) parameters: &'a [Tensor],
     pub(crate) kernels: Kernels,
     pub(crate) training: bool,
-    pub(crate) mask: MaskKey,
-    pub(crate) samples: i64,
+    pub(crate) random: Random,
     /// The pipeline's inputs by name.
     pub(crate) named: &'a [(String, Tensor)],
     /// Skips that this layer pops, by name.
@@ -262,16 +268,19 @@ impl Forward<'_> {
         if !self.training || p <= 0.0 {
             return Ok(x.shallow_clone());
         }
-        let shape = x.size();
-        if shape.first() != Some(&self.samples) {
+        let (shape, samples) = (x.size(), self.random.samples());
+        if shape.first() != Some(&samples) {
             return Err(LayerError::Shape(format!(
-                "dropout wants [{} samples, ...], it got {shape:?}",
-                self.samples
+                "dropout wants [{samples} samples, ...], it got {shape:?}"
             )));
         }
-        let dropped = dropout(x, p, self.mask)?;
-        self.mask.site += 1;
-        Ok(dropped)
+        self.random.dropout(x, p)
+    }
+
+    /// What this run's random numbers depend on. The forward already runs inside
+    /// [`Random::enter`]; a layer needs this to compute a part of itself again later.
+    pub fn random(&mut self) -> &mut Random {
+        &mut self.random
     }
 
     /// Applies batch normalisation to `x` `[samples, channels, ...]` (Ioffe & Szegedy 2015).

@@ -97,7 +97,9 @@ pub use loss::{
     CrossEntropy, Loss, LossContext, LossOf, LossTerm, MeanSquaredError, WithAuxiliary,
 };
 pub use metric::{Accuracy, Measured, Metric, TopK};
-pub use observer::{ActionEvent, DeviceMemory, LayerEvent, Observer, Pass, StepEvent, When};
+pub use observer::{
+    ActionEvent, DeviceMemory, Interrupt, LayerEvent, Observer, Pass, StepEvent, When,
+};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Muon, Optimizer, ParameterInfo, RmsForm, RmsProp,
     Sgd, StateSpec, Update, name_matches,
@@ -107,6 +109,7 @@ pub use pipeline::{
     Balance, Count, DeviceReport, Difference, Evaluation, Outputs, Padding, Pipeline,
     PipelineBuilder, RunSettings, StepReport, UpdateReport,
 };
+pub use rng::Random;
 pub use sequence::Sequence;
 pub use spec::TensorSpec;
 pub use value::{Value, tensor_bytes};

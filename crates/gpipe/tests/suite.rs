@@ -7,6 +7,7 @@
 
 mod arguments;
 mod batch_norm;
+mod callers;
 mod common;
 mod errors;
 mod estimate;

@@ -145,7 +145,7 @@ mod tests {
     use gpipe_bridge::linear::Kernels;
 
     use super::*;
-    use crate::rng::MaskKey;
+    use crate::rng::{MaskKey, Random};
 
     const HEADS: Heads = Heads { count: 3, size: 8, dropout: 0.0 };
     /// ATen's number for its fused CPU kernel.
@@ -156,9 +156,11 @@ mod tests {
             parameters: &[],
             kernels: Kernels::Aten,
             training: true,
-            mask: MaskKey { seed: 1, layer: 2, step: 3, site: 0, first_sample: 0 },
+            random: Random::new(
+                MaskKey { seed: 1, layer: 2, step: 3, site: 0, first_sample: 0 },
+                2,
+            ),
             named: &[],
-            samples: 2,
             pops: Vec::new(),
             stashed: Vec::new(),
             statistics: Vec::new(),

@@ -138,7 +138,7 @@ impl SourceEmbedding {
             return Ok(mask);
         }
         let sample = without.f_to_kind(Kind::Int64)?.f_argmax(0, false)?.f_int64_value(&[])?;
-        let sample = ctx.mask.first_sample as i64 + sample;
+        let sample = ctx.random.first_sample() + sample;
         let pad = self.pad;
         Err(LayerError::Value(format!(
             "the source of sample {sample} of the mini-batch is all padding (token {pad}): leave \

@@ -83,6 +83,12 @@ impl UpdateInParts {
         *self = Self { next, open, ..Self::new(self.forwards_max) };
     }
 
+    /// The caller has taken the gradients. Open forwards, and the numbers of samples, go on.
+    pub(super) fn taken(&mut self) {
+        (self.accumulated, self.reduced) = (None, false);
+        self.losses.clear();
+    }
+
     /// What will have accumulated after a mini-batch whose losses count `own`.
     pub(super) fn counting(&self, count: Count, own: &[f64]) -> Result<Accumulated> {
         let total = match count {

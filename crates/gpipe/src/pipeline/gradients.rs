@@ -9,7 +9,7 @@ use std::sync::Arc;
 use gpipe_core::{StageId, lower::Part};
 use tch::Tensor;
 
-use super::{Pipeline, mini_batch::MiniBatch, run::Task};
+use super::{Outputs, Pipeline, mini_batch::MiniBatch, run::Task};
 use crate::{
     error::{Error, LayerError, Result},
     optim::name_matches,
@@ -36,6 +36,43 @@ impl Pipeline {
         }
         all.sort_by_key(|(number, ..)| *number);
         Ok(all.into_iter().map(|(_, name, grad)| (name, grad)).collect())
+    }
+
+    /// Takes the gradients that have accumulated out of the pipeline, in the form of
+    /// [`Pipeline::accumulated_gradients`], for an update that the caller makes. Forwards that are
+    /// open stay open: the caller updates the parameters after their backwards.
+    ///
+    /// Applies the running statistics of batch norms. The step number stays, and the samples of
+    /// later forwards continue the numbers by which dropout is keyed.
+    ///
+    /// # Errors
+    /// [`Error::Setting`] if no gradient has accumulated. An error of a stage discards the update.
+    pub fn take_gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
+        self.reduce()?;
+        let unscale = 1.0 / self.gradient_scale();
+        let mut all = Vec::new();
+        for (stage, places) in self.gradient_places(|_| true, true) {
+            let taken = self.visit(stage, move |stage| stage.take_gradients(&places, unscale))?;
+            all.extend(taken.or_else(|error| self.lose_update(error.into()))?);
+        }
+        self.update.taken();
+        all.sort_by_key(|(number, ..)| *number);
+        Ok(all.into_iter().map(|(_, name, grad)| (name, grad)).collect())
+    }
+
+    /// Applies the running statistics of batch norms of a forward now, as PyTorch does, instead of
+    /// with the update.
+    ///
+    /// # Errors
+    /// If the forward is not open any more, or an error of a stage.
+    pub fn apply_statistics(&mut self, outputs: &Outputs) -> Result<()> {
+        self.needs_open(outputs)?;
+        let number = outputs.number;
+        let applied = self
+            .visit_all(|_| move |stage: &mut Stage| stage.apply_statistics_of(number))?
+            .into_iter()
+            .collect::<std::result::Result<(), _>>();
+        Ok(applied?)
     }
 
     /// Multiplies the gradients whose full names match `pattern` (`*` stands for any text).

@@ -98,6 +98,8 @@ pub struct Pipeline {
     update: UpdateInParts,
     /// The settings as the caller gave them, for [`reconfigure`].
     settings: PipelineBuilder,
+    /// The caller's tensors of tied weights of which further stages have copies, by name.
+    shared_ties: Vec<(String, Tensor)>,
     /// Results that are computed once and reused.
     caches: Caches,
 }

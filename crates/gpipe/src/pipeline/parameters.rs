@@ -177,6 +177,90 @@ impl Pipeline {
     pub fn set_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         self.needs_own_parameters("set parameters")?;
         self.needs_no_update("set parameters")?;
+        self.check_values(values)?;
+        let here = self.engine.here();
+        for (name, value) in values {
+            for (stage, place) in self.uses_of(name, &here) {
+                let value = value.f_to(tch::Device::Cpu)?.f_detach_copy()?;
+                let set = move |stage: &mut Stage| stage.visit_parameters()?.set(place, &value);
+                self.visit(stage, set)??;
+            }
+        }
+        Ok(())
+    }
+
+    /// Makes the given tensors the storage of the parameters with these full names: every update is
+    /// written into them, and every later step computes with what is in them. So the caller may
+    /// read and change them between steps.
+    ///
+    /// For stages on a CPU, that compute in the parameters' dtype, nothing is copied then. For
+    /// stages on a GPU the values are copied, once. In a reduced dtype, copies for the layers are
+    /// made after each update, and by [`Pipeline::refresh_parameters`].
+    ///
+    /// Memory of the caller's tensors is not counted as a stage's.
+    ///
+    /// # Errors
+    /// As for [`Pipeline::set_parameters`]. If a tensor is not on the CPU or not contiguous.
+    pub fn share_parameters(&mut self, values: &[(String, Tensor)]) -> Result<()> {
+        self.needs_own_parameters("share parameters")?;
+        self.needs_no_update("share parameters")?;
+        self.check_values(values)?;
+        for (name, value) in values {
+            if value.device() != tch::Device::Cpu || !value.is_contiguous() {
+                return Err(Error::Setting(format!(
+                    "the tensor for parameter '{name}' is not on the CPU, or not contiguous: it \
+                    cannot be shared; use set_parameters"
+                )));
+            }
+        }
+        let here = self.engine.here();
+        for (name, value) in values {
+            let uses = self.uses_of(name, &here);
+            let Some(&(owner, _)) = uses.first() else { continue };
+            for (number, &(stage, place)) in uses.iter().enumerate() {
+                let value = value.shallow_clone();
+                // Each stage updates its own copy of a tied weight, so only one has the caller's.
+                let share = move |own: &mut Stage| match stage == owner {
+                    true => own.visit_parameters()?.share(place, &value, number == 0),
+                    false => own.visit_parameters()?.set(place, &value.f_detach()?),
+                };
+                self.visit(stage, share)??;
+            }
+            if uses.iter().any(|&(stage, _)| stage != owner) {
+                self.shared_ties.push((name.clone(), value.shallow_clone()));
+            }
+        }
+        Ok(())
+    }
+
+    /// Brings copies of shared tensors up to date: of tied weights on further stages, and where
+    /// layers compute in a reduced dtype. Needed after the caller has changed tensors that the
+    /// pipeline shares.
+    ///
+    /// # Errors
+    /// If a device does not answer.
+    pub fn refresh_parameters(&mut self) -> Result<()> {
+        self.needs_own_parameters("refresh parameters")?;
+        let shared: Vec<(String, Tensor)> = self
+            .shared_ties
+            .iter()
+            .map(|(name, value)| (name.clone(), value.detach()))
+            .collect();
+        self.set_parameters(&shared)?;
+        let refresh = |_| |stage: &mut Stage| stage.visit_parameters()?.refresh_all();
+        Ok(self.visit_all(refresh)?.into_iter().collect::<std::result::Result<(), _>>()?)
+    }
+
+    /// The stages of this process that use a parameter, and its place on them, in layer order.
+    fn uses_of(&self, name: &str, here: &[usize]) -> Vec<(usize, (usize, usize))> {
+        let owned = self.model.parameters.iter().find(|parameter| parameter.name == name);
+        let uses = owned.into_iter().flat_map(|owned| &owned.uses);
+        let uses = uses.map(|(stage, place)| (stage.index(), *place));
+        uses.filter(|(stage, _)| here.contains(stage)).collect()
+    }
+
+    /// Checks that values fit the parameters with these names.
+    fn check_values(&self, values: &[(String, Tensor)]) -> Result<()> {
         let kind = self.model.precision.master;
         for (name, value) in values {
             let Some(own) = self.model.parameters.iter().find(|own| own.name == *name) else {
@@ -194,18 +278,6 @@ impl Pipeline {
                     "parameter '{name}' is {kind:?}, the value for it {:?}: convert it first",
                     value.kind()
                 )));
-            }
-        }
-        let here = self.engine.here();
-        for (name, value) in values {
-            let owned = self.model.parameters.iter().find(|parameter| parameter.name == *name);
-            let uses = owned.map(|owned| owned.uses.clone()).unwrap_or_default();
-            for (stage, place) in
-                uses.into_iter().filter(|(stage, _)| here.contains(&stage.index()))
-            {
-                let value = value.f_to(tch::Device::Cpu)?.f_detach_copy()?;
-                let set = move |stage: &mut Stage| stage.visit_parameters()?.set(place, &value);
-                self.visit(stage.index(), set)??;
             }
         }
         Ok(())

@@ -122,16 +122,7 @@ impl Pipeline {
     ) -> Result<Vec<Option<Tensor>>> {
         self.needs_own_parameters("run a backward")?;
         self.needs_unreduced("another backward")?;
-        if !outputs.open.is_same(&self.update.open) {
-            return Err(Error::Input("these outputs are another pipeline's".into()));
-        }
-        if !outputs.open.with(|open| open.numbers.contains(&outputs.number)) {
-            return Err(Error::Input(
-                "these outputs have no backward any more: it has run, or an update or an error \
-                ended it; run the forward again"
-                    .into(),
-            ));
-        }
+        self.needs_open(outputs)?;
         match &self.update.accumulated {
             None | Some(Accumulated::Given) => {}
             Some(_) => return Err(mixed()),
@@ -164,6 +155,21 @@ impl Pipeline {
         outputs.open.close(outputs.number);
         self.update.accumulated = Some(Accumulated::Given);
         self.joined_input_grads(ran).or_else(|error| self.lose_update(error))
+    }
+
+    /// Returns an error if the backward of a forward can no longer run here.
+    pub(super) fn needs_open(&self, outputs: &Outputs) -> Result<()> {
+        if !outputs.open.is_same(&self.update.open) {
+            return Err(Error::Input("these outputs are another pipeline's".into()));
+        }
+        if !outputs.open.with(|open| open.numbers.contains(&outputs.number)) {
+            return Err(Error::Input(
+                "these outputs have no backward any more: it has run, or an update or an error \
+                ended it; run the forward again"
+                    .into(),
+            ));
+        }
+        Ok(())
     }
 
     /// Joins the gradients of each input, in micro-batch order.
@@ -221,7 +227,11 @@ impl Pipeline {
         count: Count,
         input_grads: bool,
     ) -> Result<(Evaluation, Ran<Stage>)> {
-        self.needs_loss_and_optimizer()?;
+        if self.model.losses.is_empty() {
+            return Err(Error::Setting(
+                "this pipeline cannot accumulate gradients: give the builder a loss".into(),
+            ));
+        }
         self.needs_own_parameters("accumulate")?;
         self.needs_unreduced("another mini-batch")?;
         let mut batch = self.check(inputs, Some(&targets), true)?;

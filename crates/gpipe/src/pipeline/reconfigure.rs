@@ -93,6 +93,16 @@ impl Pipeline {
         Ok(())
     }
 
+    /// Changes whether the gradients of inputs are computed
+    /// ([`PipelineBuilder::input_gradients`]).
+    ///
+    /// # Errors
+    /// If an update is under way, or if something else does not fit.
+    pub fn set_input_gradients(&mut self, wanted: bool) -> Result<()> {
+        let change = |builder: &mut PipelineBuilder| builder.input_gradients = wanted;
+        self.reconfigure("change the gradients of inputs", change)
+    }
+
     /// Changes the largest gradient norm; `None` clips no longer.
     ///
     /// # Errors

@@ -7,7 +7,7 @@
 mod dropout;
 
 pub(crate) use dropout::{MaskKey, dropout};
-use gpipe_bridge::fill;
+use gpipe_bridge::{fill, random::Scope};
 use gpipe_core::splitmix::{at, key};
 use tch::{Kind, Tensor};
 
@@ -16,6 +16,82 @@ use crate::{error::LayerError, parameter::Init};
 /// First key parts that keep initial values and dropout masks in separate streams.
 const INIT: u64 = 1;
 const DROPOUT: u64 = 2;
+const OPERATORS: u64 = 3;
+const FORK: u64 = 4;
+
+/// What the random numbers of one run of a layer depend on: seed, layer, step, and the samples of
+/// its micro-batch.
+///
+/// A copy draws the same numbers again. A layer that computes a part of itself again in its
+/// backward keeps a copy for that.
+#[derive(Debug, Clone, Copy)]
+pub struct Random {
+    mask: MaskKey,
+    /// Number of samples of the micro-batch.
+    samples: i64,
+}
+
+impl Random {
+    pub(crate) fn new(mask: MaskKey, samples: i64) -> Self {
+        Self { mask, samples }
+    }
+
+    /// Applies dropout to `x` with probability `p` (Srivastava et al. 2014). The first size of `x`
+    /// is the number of samples or a multiple of it, such as [samples * heads, ...].
+    ///
+    /// The mask depends only on seed, layer, step, global sample and element, and on how many calls
+    /// came before.
+    ///
+    /// # Errors
+    /// If the first size does not fit, or an error of libtorch.
+    pub fn dropout(&mut self, x: &Tensor, p: f64) -> Result<Tensor, LayerError> {
+        let (shape, samples) = (x.size(), self.samples);
+        let first = shape.first().copied().unwrap_or(0);
+        if samples < 1 || first < 1 || first % samples != 0 {
+            return Err(LayerError::Shape(format!(
+                "dropout wants [{samples} samples, ...], it got {shape:?}"
+            )));
+        }
+        let dropped = match first == samples {
+            true => dropout(x, p, self.mask)?,
+            false => {
+                let by_sample = x.f_reshape([samples, x.numel() as i64 / samples])?;
+                dropout(&by_sample, p, self.mask)?.f_reshape(shape)?
+            }
+        };
+        self.mask.site += 1;
+        Ok(dropped)
+    }
+
+    /// A key for a part of the layer, other than its own and than those of earlier calls. Random
+    /// operators and dropout draw other numbers with it.
+    pub fn fork(&mut self) -> Self {
+        self.mask.site += 1;
+        let MaskKey { seed, site, .. } = self.mask;
+        Self { mask: MaskKey { seed: key(&[FORK, seed, site]), site: 0, ..self.mask }, ..*self }
+    }
+
+    /// Number of samples of the micro-batch.
+    pub fn samples(&self) -> i64 {
+        self.samples
+    }
+
+    /// Position in the mini-batch of the micro-batch's first sample.
+    pub fn first_sample(&self) -> i64 {
+        self.mask.first_sample as i64
+    }
+
+    /// While the result lives, random operators of libtorch on this thread draw numbers that depend
+    /// on seed, layer, step and the micro-batch's first sample. Unlike those of
+    /// [`Random::dropout`], they depend on M, because one generator serves the micro-batch.
+    ///
+    /// # Errors
+    /// An error of libtorch.
+    pub fn enter(&self) -> Result<Scope, LayerError> {
+        let MaskKey { seed, layer, step, first_sample, .. } = self.mask;
+        Ok(Scope::enter(key(&[OPERATORS, seed, layer, step, first_sample]))?)
+    }
+}
 
 /// A stable hash of a name (FNV-1a).
 fn name_hash(name: &str) -> u64 {

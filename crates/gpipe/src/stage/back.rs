@@ -217,6 +217,8 @@ impl ActiveStage<'_> {
     }
 
     fn in_layer(&self, position: usize, source: LayerError) -> StageError {
-        StageError::Layer { layer: self.config.named[position].name.clone(), source }
+        let named = &self.config.named[position];
+        named.layer.failed(&source);
+        StageError::Layer { layer: named.name.clone(), source }
     }
 }

@@ -13,7 +13,7 @@ use crate::{
     device::Device,
     loss::Losses,
     metric::Metric,
-    observer::Observer,
+    observer::{Interrupt, Observer},
     optim::{Optimizer, ParameterInfo, ParameterSettings},
     precision::Precision,
     processes::Replicas,
@@ -72,6 +72,7 @@ pub(crate) struct StageConfig {
     /// The other replicas of the pipeline, if there are any.
     pub replicas: Option<Arc<dyn Replicas>>,
     pub observers: Vec<Arc<dyn Observer>>,
+    pub interrupt: Interrupt,
 }
 
 impl StageConfig {

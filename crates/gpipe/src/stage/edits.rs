@@ -5,6 +5,7 @@ use tch::Tensor;
 use super::{
     Stage,
     parameters::{ParamIndex, copy_to_cpu},
+    step::Statistics,
 };
 use crate::{error::LayerError, guard::catching, spec::TensorSpec};
 
@@ -29,6 +30,42 @@ impl Stage {
             copies.push((*number, name.clone(), copy));
         }
         Ok(copies)
+    }
+
+    /// Takes the gradients at these places out of the stage, multiplied by `unscale`, and drops all
+    /// others. Applies the statistics of batch norms that have accumulated with them.
+    pub(crate) fn take_gradients(
+        &mut self,
+        places: &[Place],
+        unscale: f64,
+    ) -> Result<Vec<(usize, String, Tensor)>, LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.device.charge_nobody()?;
+        let (gradients, statistics) = self.pending.take_accumulated();
+        self.apply_statistics(statistics)?;
+        let Some(mut gradients) = gradients else { return Ok(Vec::new()) };
+        let mut taken = Vec::new();
+        for (number, name, place) in places {
+            let Some(grad) = gradients.place(*place).take() else { continue };
+            let mut grad = grad.f_to(tch::Device::Cpu)?;
+            let grad = if unscale == 1.0 { grad } else { grad.f_mul_scalar_(unscale)? };
+            taken.push((*number, name.clone(), grad));
+        }
+        Ok(taken)
+    }
+
+    /// Applies the statistics of batch norms of an open forward, so that its backward no longer
+    /// does.
+    pub(crate) fn apply_statistics_of(&mut self, forward: u64) -> Result<(), LayerError> {
+        self.device.charge_stage()?;
+        let statistics = self.pending.take_statistics_of(forward);
+        self.apply_statistics(statistics)
+    }
+
+    fn apply_statistics(&mut self, statistics: Statistics) -> Result<(), LayerError> {
+        let replicas = self.replicas.as_deref_mut();
+        let running = self.parameters.running_statistics(&self.config, statistics, replicas)?;
+        self.parameters.set_running(&running)
     }
 
     /// The squared norms of the gradients at these places, in float64.

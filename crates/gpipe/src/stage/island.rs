@@ -21,7 +21,7 @@ use crate::{
     error::{LayerError, StageError},
     guard::{Untouched, catching},
     layer::{Forward, Infer},
-    rng::MaskKey,
+    rng::{MaskKey, Random},
     sequence::NamedLayer,
     spec::TensorSpec,
 };
@@ -51,6 +51,15 @@ pub(super) struct Island {
     stashed: Vec<(String, Tensor)>,
     parameters: Vec<Tensor>,
 }
+
+/// What the random numbers of layer `id` depend on.
+pub(super) fn random(seed: u64, id: LayerId, step: u64, slice: Slice) -> Random {
+    let (layer, first_sample) = (id.0.into(), slice.first as u64);
+    Random::new(MaskKey { seed, layer, step, site: 0, first_sample }, slice.count as i64)
+}
+
+/// The number of the loss among layers.
+pub(super) const LOSS: LayerId = LayerId(u32::MAX);
 
 /// Returns detached tensors that share the data. They require a gradient if `grads` is set.
 pub(super) fn leaves(tensors: &[Tensor], grads: bool) -> Result<Vec<Tensor>, LayerError> {
@@ -91,8 +100,10 @@ impl LayerRun<'_> {
         cache: Option<Cache>,
         graph: bool,
     ) -> Result<Ran, StageError> {
-        self.run(inputs, pops, cache, graph)
-            .map_err(|source| StageError::Layer { layer: self.layer.name.clone(), source })
+        self.run(inputs, pops, cache, graph).map_err(|source| {
+            self.layer.layer.failed(&source);
+            StageError::Layer { layer: self.layer.name.clone(), source }
+        })
     }
 
     fn run(
@@ -113,7 +124,10 @@ impl LayerRun<'_> {
         let named = self.named.iter().map(|(_, tensor)| tensor);
         let given = Untouched::new(inputs.iter().chain(popped).chain(named))?;
         let weights = Untouched::new(self.parameters)?;
-        let ran = catching(|| self.layer.layer.forward(&mut ctx, &inputs));
+        let ran = {
+            let _scope = ctx.random.enter()?;
+            catching(|| self.layer.layer.forward(&mut ctx, &inputs))
+        };
         if let Some(index) = weights.changed()? {
             let spec = self.layer.parameters.get(index);
             return Err(LayerError::ParameterChanged(
@@ -159,14 +173,7 @@ impl LayerRun<'_> {
             parameters: self.parameters,
             kernels: self.kernels,
             training: self.training,
-            mask: MaskKey {
-                seed: self.seed,
-                layer: self.id.0.into(),
-                step: self.step,
-                site: 0,
-                first_sample: self.slice.first as u64,
-            },
-            samples: self.slice.count as i64,
+            random: random(self.seed, self.id, self.step, self.slice),
             named: self.named,
             pops: pops.iter().map(|(_, name, t)| (name.clone(), t.shallow_clone())).collect(),
             stashed: Vec::new(),
@@ -255,7 +262,7 @@ impl Island {
     /// An island for the loss, after the last layer's.
     pub(super) fn of_loss(outputs: Vec<Tensor>, sums: Vec<Tensor>) -> Self {
         Self {
-            id: LayerId(u32::MAX),
+            id: LOSS,
             inputs: outputs,
             pops: Vec::new(),
             outputs: sums,

@@ -83,6 +83,9 @@ impl ActiveStage<'_> {
             false => Vec::new(),
         };
         let given = Untouched::new(seen.iter().chain(&targets).chain(&inputs)).map_err(in_loss)?;
+        let (feed, slice) = (&self.step.feed, self.step.feed.slice(micro_batch));
+        let random = island::random(self.config.seed, island::LOSS, feed.step, slice);
+        let _scope = random.enter().map_err(in_loss)?;
         let handed = losses.split(seen.iter().map(Tensor::shallow_clone).collect());
         let (inputs, targets) =
             (self.config.inputs.split(&inputs), self.config.targets.split(&targets));

@@ -83,6 +83,9 @@ impl ActiveStage<'_> {
         work: ProfiledOp,
         tensors: impl IntoIterator<Item = Option<&'t Tensor>>,
     ) -> StageResult<Since> {
+        if self.config.interrupt.is_set() {
+            return Err(in_operation("before a layer")(LayerError::Interrupted));
+        }
         if self.observers().next().is_none() {
             return Ok(None);
         }

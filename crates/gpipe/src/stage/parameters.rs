@@ -129,6 +129,16 @@ impl Parameters {
         Ok(())
     }
 
+    /// As [`Parameters::refresh`], for all layers, with frozen parameters.
+    pub(crate) fn refresh_all(&self) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let pairs = self.masters.iter().flatten().zip(self.working.iter().flatten());
+        for (master, seen) in pairs.filter(|(master, seen)| master.kind() != seen.kind()) {
+            seen.shallow_clone().f_copy_(master)?;
+        }
+        Ok(())
+    }
+
     /// Copies of the parameters on the CPU with their full names. A tied parameter appears under
     /// its first use in the model, and only on the stage that owns it.
     pub(crate) fn copies(
@@ -160,6 +170,33 @@ impl Parameters {
         if master.kind() != seen.kind() {
             seen.shallow_clone().f_copy_(master)?; // including frozen parameters
         }
+        Ok(())
+    }
+
+    /// Makes `value` the storage of a parameter on the CPU. Elsewhere its values are copied.
+    pub(crate) fn share(
+        &mut self,
+        (layer, slot): ParamIndex,
+        value: &Tensor,
+        is_first: bool,
+    ) -> Result<(), LayerError> {
+        let (master, seen) = (&self.masters[layer][slot], &self.working[layer][slot]);
+        if master.device() != value.device() {
+            return self.set((layer, slot), value);
+        }
+        let is_copied = master.kind() != seen.kind();
+        let (was_master, trains) = (master.requires_grad(), seen.requires_grad());
+        // A leaf for each use of a tied weight, as in `initial`.
+        let own = if is_first { value.shallow_clone() } else { value.f_detach()? };
+        if is_copied {
+            self.masters[layer][slot] = own.f_detach()?;
+            let _no_grad = tch::no_grad_guard();
+            seen.shallow_clone().f_copy_(value)?;
+            return Ok(());
+        }
+        let own = own.f_set_requires_grad(was_master || trains)?;
+        self.masters[layer][slot] = own.shallow_clone();
+        self.working[layer][slot] = own;
         Ok(())
     }
 }

@@ -81,6 +81,18 @@ impl Pending {
         self.gradients.as_mut()
     }
 
+    /// Takes what has accumulated. Open forwards stay.
+    pub(super) fn take_accumulated(&mut self) -> (Option<Gradients>, Statistics) {
+        self.counted = 0;
+        (self.gradients.take(), std::mem::take(&mut self.statistics))
+    }
+
+    /// Takes the statistics of an open forward.
+    pub(super) fn take_statistics_of(&mut self, forward: u64) -> Statistics {
+        let open = self.open.get_mut(&forward);
+        open.map(|open| std::mem::take(&mut open.statistics)).unwrap_or_default()
+    }
+
     /// Drops the forward with this number.
     pub(crate) fn close(&mut self, forward: u64) {
         self.open.remove(&forward);

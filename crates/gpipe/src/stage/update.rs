@@ -163,6 +163,15 @@ impl Parameters {
         Ok(running_after)
     }
 
+    /// Sets the running statistics of batch norms.
+    pub(super) fn set_running(&self, running: &[(ParamIndex, Tensor)]) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        for ((layer, slot), value) in running {
+            self.masters[*layer][*slot].shallow_clone().f_copy_(value)?;
+        }
+        Ok(())
+    }
+
     fn make_state(&mut self, config: &StageConfig, place: ParamIndex) -> Result<(), LayerError> {
         let Some(optimizer) = &config.optimizer else { return Ok(()) };
         if self.updater.state.contains_key(&place) {
@@ -204,9 +213,7 @@ impl Parameters {
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         let Some(optimizer) = &config.optimizer else { return Ok(()) };
-        for ((layer, slot), value) in step.running {
-            self.masters[*layer][*slot].f_copy_(value)?;
-        }
+        self.set_running(step.running)?;
         for layer in 0..self.masters.len() {
             // Parameters that differ in their number of updates or in their settings are updated
             // separately.

@@ -139,6 +139,7 @@ impl PipelineBuilder {
             },
             update: UpdateInParts::new(self.open_forwards),
             settings,
+            shared_ties: Vec::new(),
             caches: Caches::default(),
         })
     }
@@ -416,6 +417,7 @@ impl PipelineBuilder {
             alone: self.transport.is_none(),
             replicas: self.replicas.clone(),
             observers: self.observers.clone(),
+            interrupt: self.interrupt.clone(),
         }
     }
 }

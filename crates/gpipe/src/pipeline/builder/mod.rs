@@ -19,7 +19,7 @@ use crate::{
     error::LayerError,
     loss::{Loss, Losses},
     metric::Metric,
-    observer::{ActionEvent, Observer, When},
+    observer::{ActionEvent, Interrupt, Observer, When},
     optim::{Group, LearningRate, Optimizer},
     processes::{Replicas, Transport},
     sequence::Sequence,
@@ -67,7 +67,7 @@ pub struct PipelineBuilder {
     caps: Vec<Bytes>,
     pub(super) max_norm: Option<f64>,
     keep_gradients: bool,
-    input_gradients: bool,
+    pub(super) input_gradients: bool,
     /// What is declared of the targets. The sequence has what is declared of the inputs.
     pub(super) targets: Arguments,
     open_forwards: usize,
@@ -86,6 +86,7 @@ pub struct PipelineBuilder {
     transport: Option<Arc<dyn Transport>>,
     replicas: Option<Arc<dyn Replicas>>,
     observers: Vec<Arc<dyn Observer>>,
+    interrupt: Interrupt,
 }
 
 impl PipelineBuilder {
@@ -122,6 +123,7 @@ impl PipelineBuilder {
             padding: None,
             transport: None,
             observers: Vec::new(),
+            interrupt: Interrupt::default(),
             replicas: None,
         }
     }
@@ -477,6 +479,13 @@ impl PipelineBuilder {
     #[must_use]
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.push(Arc::new(observer));
+        self
+    }
+
+    /// Lets `interrupt` end a running step from another thread, such as at Ctrl-C.
+    #[must_use]
+    pub fn interrupt(mut self, interrupt: &Interrupt) -> Self {
+        self.interrupt = interrupt.clone();
         self
     }
 
