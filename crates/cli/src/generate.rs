@@ -21,13 +21,15 @@ use std::{
 use gpipe::Pipeline;
 use tch::{Kind, Tensor};
 
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::GenerateArguments,
     config::Data,
     files::io,
     output::complain,
-    processes::{Processes, environment::Environment},
+    processes::Processes,
     run_folder::RunFolder,
     sampling::{Sampling, uniform},
     task::{logits, sequence},

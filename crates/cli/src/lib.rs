@@ -64,7 +64,9 @@ use std::process::ExitCode;
 
 use clap::Parser;
 
-use crate::{output::complain, processes::environment::Environment};
+use gpipe_distributed::environment::Environment;
+
+use crate::output::complain;
 
 /// The key of the deadline that a library's error asks to raise.
 fn deadline_key(exceeded: bool) -> &'static str {
@@ -118,6 +120,8 @@ enum CliError {
     Plot(#[from] gpipe_observe::plot::PlotError),
     #[error(transparent)]
     StepFile(#[from] gpipe_observe::step_file::StepFileError),
+    #[error(transparent)]
+    Environment(#[from] gpipe_distributed::environment::EnvironmentError),
     #[error("{what}: {source}{}", files::remedy(source))]
     Io { what: String, source: std::io::Error },
     /// A mini-batch is not finite, and the run is configured to stop.
@@ -180,8 +184,8 @@ pub fn main() -> ExitCode {
     gpipe::keep_freed_memory();
     files::limits_are_errors();
     processes::launch::end_with_launcher();
-    match Environment::read().and_then(|here| run(args::Arguments::parse().command, here.as_ref()))
-    {
+    let here = Environment::read().map_err(CliError::from);
+    match here.and_then(|here| run(args::Arguments::parse().command, here.as_ref())) {
         Ok(()) => match output::lost() {
             None => ExitCode::SUCCESS,
             Some(error) => {

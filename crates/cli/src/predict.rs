@@ -3,11 +3,13 @@
 use gpipe_data::images::{ImageBatch, decode};
 use tch::Kind;
 
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::{PredictArguments, RunArguments},
     output::{complain, say},
-    processes::{Processes, environment::Environment},
+    processes::Processes,
     run_folder::RunFolder,
     task::{Batch, classification, kind},
 };

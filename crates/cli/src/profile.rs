@@ -13,6 +13,8 @@ use gpipe_core::{
 };
 use tch::Tensor;
 
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::{ConfigArguments, ProfileArguments},
@@ -21,7 +23,7 @@ use crate::{
     files::{read_bounded, write_aside},
     machine,
     output::{complain, say},
-    processes::{self, Processes, environment::Environment},
+    processes::{self, Processes},
     setup,
     task::{self, Batch, Task},
     values::ScheduleChoice,

@@ -21,6 +21,8 @@ use gpipe_observe::{
     trace,
 };
 
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::{ConfigArguments, PipelineArguments, TraceArguments},
@@ -28,7 +30,7 @@ use crate::{
     demand,
     files::{io, write_aside},
     output::{complain, say},
-    processes::{self, Processes, environment::Environment},
+    processes::{self, Processes},
     setup,
     task::{self, Batch},
     train::step_trace,

@@ -17,13 +17,15 @@ use gpipe_models::CachedLogits;
 use serde::{Deserialize, Serialize};
 use tch::Tensor;
 
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::{RunArguments, SearchArguments, TranslateArguments},
     config::{Config, Data},
     files::io,
     output::complain,
-    processes::{Processes, environment::Environment},
+    processes::Processes,
     run_folder::RunFolder,
     task::translation::{PAD, check_pad},
 };

@@ -11,6 +11,8 @@ use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::VerifyArguments,
@@ -18,7 +20,7 @@ use crate::{
     demand,
     files::io,
     output::say,
-    processes::{self, Processes, environment::Environment},
+    processes::{self, Processes},
     setup,
     task::{self, Batch, Task},
     values::ScheduleChoice,

@@ -20,6 +20,7 @@
 mod bounded;
 mod clock;
 pub mod cluster;
+pub mod environment;
 mod facts;
 #[doc(hidden)]
 #[cfg(feature = "fuzzing")]

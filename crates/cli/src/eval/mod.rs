@@ -17,11 +17,13 @@ use std::collections::BTreeMap;
 
 use gpipe::Pipeline;
 
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::EvalArguments,
     config::Data,
-    processes::{Processes, environment::Environment},
+    processes::Processes,
     run_folder::RunFolder,
     task::{Batch, NATS, Part, Vocabulary},
 };

@@ -30,9 +30,11 @@ use signal_hook::{
     low_level::signal_name,
 };
 
-use super::environment::{
-    AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, RUN_NOTE, WORLD_SIZE, launched_name,
+use gpipe_distributed::environment::{
+    AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, WORLD_SIZE, launched_name,
 };
+
+use super::RUN_NOTE;
 use crate::{
     CliError,
     args::{Arguments, LaunchArguments},

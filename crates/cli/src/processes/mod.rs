@@ -3,21 +3,21 @@
 //! Every process runs the same command on the same configuration and data, with its share of the
 //! stages. Only rank 0 prints, and writes what is written once.
 //!
-//! - [`environment`]: the variables that identify a process; [`launch`]: `gpipe launch`, which sets
-//!   them
+//! - [`launch`]: `gpipe launch`, which sets the variables that identify a process
 //! - here: the processes of a command, once they have met
 
-pub(crate) mod environment;
 pub(crate) mod launch;
 
 use std::{cell::OnceCell, path::Path, sync::Arc, time::Duration};
 
 use gpipe::processes::{PeerError, Replicas, Transport};
-use gpipe_distributed::{Cluster, Member};
+use gpipe_distributed::{Cluster, Member, environment::Environment};
 use serde::{Serialize, de::DeserializeOwned};
 
-use self::environment::Environment;
 use crate::{CliError, args::ConfigArguments, config::Config, output};
+
+/// Path of the file in which a training that has begun writes its run's folder, for the launcher.
+pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
 
 /// The process timeout, in seconds, as far as the command line and its configuration file determine
 /// it. Errors in them are reported later, when the other processes can receive them.

@@ -9,7 +9,7 @@ use crate::{
     config::Config,
     files::{io, write_aside},
     plan_file::PlanFile,
-    processes::environment::RUN_NOTE,
+    processes::RUN_NOTE,
     run_folder::{EARLIER, PLAN},
     task::Vocabulary,
 };

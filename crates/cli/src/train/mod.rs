@@ -35,6 +35,8 @@ use self::{
     step_trace::StepTrace,
     steps::Run,
 };
+use gpipe_distributed::environment::Environment;
+
 use crate::{
     CliError,
     args::TrainArguments,
@@ -43,7 +45,7 @@ use crate::{
     output::say,
     plan::{self, Wanted},
     plan_file::PlanFile,
-    processes::{self, Processes, environment::Environment},
+    processes::{self, Processes},
     progress::Progress,
     run_folder::{AVERAGES, PLAN, WEIGHTS, config_of},
     setup,

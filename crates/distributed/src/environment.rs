@@ -1,4 +1,4 @@
-//! Environment variables about the other processes of a command: those that torchrun sets.
+//! Environment variables about the other processes of a program: those that torchrun sets.
 //!
 //! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are all set, or none of them. `gpipe
 //! launch` sets them too. A launcher that serves the store itself sets
@@ -11,27 +11,45 @@ use std::{
     time::Duration,
 };
 
-use gpipe_distributed::{Meeting, Store};
+use crate::joining::{Meeting, Store};
 
-use crate::CliError;
+/// Variables that do not fit, or an address that cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum EnvironmentError {
+    /// A variable is missing or wrong; the message names it.
+    #[error("{0}")]
+    Variable(String),
+    /// An address that the variables name cannot be used.
+    #[error("{what}: {source}")]
+    Address {
+        /// The address, and the remedy.
+        what: String,
+        /// The system's error.
+        source: std::io::Error,
+    },
+}
 
-pub(super) const RANK: &str = "RANK";
-pub(super) const WORLD_SIZE: &str = "WORLD_SIZE";
-pub(super) const MASTER_ADDR: &str = "MASTER_ADDR";
-pub(super) const MASTER_PORT: &str = "MASTER_PORT";
+/// The rank of this process, from 0.
+pub const RANK: &str = "RANK";
+/// The number of processes.
+pub const WORLD_SIZE: &str = "WORLD_SIZE";
+/// The host of the store.
+pub const MASTER_ADDR: &str = "MASTER_ADDR";
+/// The port of the store.
+pub const MASTER_PORT: &str = "MASTER_PORT";
 /// PyTorch's name for "the launcher serves the store".
-pub(super) const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
+pub const AGENT_STORE: &str = "TORCHELASTIC_USE_AGENT_STORE";
 /// PyTorch's name for the number of restarts.
-pub(super) const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
-/// Path of the file in which a training that has begun writes its run's folder, for the launcher.
-pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
+pub const RESTART_COUNT: &str = "TORCHELASTIC_RESTART_COUNT";
 const RUN_ID: &str = "TORCHELASTIC_RUN_ID";
 const ADDRESS: &str = "GPIPE_ADDRESS";
 
-/// One of several processes of a command.
+/// One of several processes of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Environment {
+pub struct Environment {
+    /// The rank of this process, from 0.
     pub rank: usize,
+    /// The number of processes.
     pub size: usize,
     host: String,
     port: u16,
@@ -44,12 +62,15 @@ pub(crate) struct Environment {
 
 impl Environment {
     /// Reads the environment. `None` if there is a single process.
-    pub(crate) fn read() -> Result<Option<Self>, CliError> {
+    ///
+    /// # Errors
+    /// If some variables are set and others are not, or one has no sense.
+    pub fn read() -> Result<Option<Self>, EnvironmentError> {
         Self::from(|name| std::env::var(name).ok())
     }
 
-    fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, CliError> {
-        let refuse = |reason: String| Err(CliError::Usage(reason));
+    fn from(variable: impl Fn(&str) -> Option<String>) -> Result<Option<Self>, EnvironmentError> {
+        let refuse = |reason: String| Err(EnvironmentError::Variable(reason));
         let names = [RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT];
         let values = names.map(&variable);
         let [Some(rank), Some(size), Some(host), Some(port)] = &values else {
@@ -66,7 +87,9 @@ impl Environment {
         };
         let number = |name: &str, text: &str| {
             text.trim().parse::<usize>().map_err(|_| {
-                CliError::Usage(format!("{name} is '{text}' in the environment: give a number"))
+                EnvironmentError::Variable(format!(
+                    "{name} is '{text}' in the environment: give a number"
+                ))
             })
         };
         let (rank, size) = (number(RANK, rank)?, number(WORLD_SIZE, size)?);
@@ -92,11 +115,14 @@ impl Environment {
     }
 
     /// How this process meets the others.
-    pub(super) fn meeting(
+    ///
+    /// # Errors
+    /// If the store's host is unknown, or rank 0 cannot listen at its port.
+    pub fn meeting(
         &self,
         deadline: Duration,
         facts: Vec<(String, String)>,
-    ) -> Result<Meeting, CliError> {
+    ) -> Result<Meeting, EnvironmentError> {
         let address = self.own_address()?;
         let serves = self.rank == 0 && !self.agent;
         let store = match serves {
@@ -109,12 +135,12 @@ impl Environment {
 
     /// The address of this machine on the route to the master: loopback if the master is on this
     /// machine.
-    fn own_address(&self) -> Result<String, CliError> {
+    fn own_address(&self) -> Result<String, EnvironmentError> {
         if let Some(address) = &self.address {
             return Ok(address.clone());
         }
         let at = format!("{MASTER_ADDR}={}", self.host);
-        let failed = |error: std::io::Error| CliError::Io {
+        let failed = |error: std::io::Error| EnvironmentError::Address {
             what: format!(
                 "{at}: no such host, or no way to it (or set {ADDRESS} to this machine's address)"
             ),
@@ -124,7 +150,7 @@ impl Environment {
             (self.host.as_str(), self.port).to_socket_addrs().map_err(failed)?.collect();
         let master = all.iter().find(|address| address.is_ipv4()).or(all.first());
         let Some(master) = master else {
-            return Err(CliError::Usage(format!("{at}: the name has no address")));
+            return Err(EnvironmentError::Variable(format!("{at}: the name has no address")));
         };
         // No packet is sent: `connect` only makes the system choose the interface.
         let any: IpAddr = match master {
@@ -143,13 +169,13 @@ fn meeting_name(run: &str, attempt: &str) -> String {
 }
 
 /// The name of the meeting of launched processes, which inherit this process's environment.
-pub(super) fn launched_name(attempt: u32) -> String {
+pub fn launched_name(attempt: u32) -> String {
     meeting_name(&std::env::var(RUN_ID).unwrap_or_default(), &attempt.to_string())
 }
 
 /// A listener at exactly one address of this machine.
-fn listen(address: &str, port: u16) -> Result<TcpListener, CliError> {
-    TcpListener::bind((address, port)).map_err(|source| CliError::Io {
+fn listen(address: &str, port: u16) -> Result<TcpListener, EnvironmentError> {
+    TcpListener::bind((address, port)).map_err(|source| EnvironmentError::Address {
         what: format!(
             "rank 0 cannot listen at {address}:{port}: give {MASTER_ADDR} and {MASTER_PORT} of \
             this machine, and a port that is free, or its own address in {ADDRESS}"
