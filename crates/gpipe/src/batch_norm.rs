@@ -56,6 +56,33 @@ impl BatchNorm {
     }
 }
 
+/// What the running statistics of batch norms follow.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum NormsFollow {
+    /// Mini-batches: one update of the running statistics for each, from all of it.
+    #[default]
+    MiniBatches,
+    /// Micro-batches: an update for each, in their order, as if a loop ran over them. Statistics
+    /// then depend on the number of micro-batches.
+    MicroBatches,
+}
+
+impl NormsFollow {
+    /// The statistics that make one update together.
+    pub(crate) fn together(
+        self,
+        mut seen: Vec<(MicroBatch, BatchStatistics)>,
+    ) -> Vec<Vec<(MicroBatch, BatchStatistics)>> {
+        match self {
+            Self::MiniBatches => vec![seen],
+            Self::MicroBatches => {
+                seen.sort_by_key(|(micro_batch, _)| *micro_batch);
+                seen.into_iter().map(|own| vec![own]).collect()
+            }
+        }
+    }
+}
+
 /// The statistics of one batch norm over one micro-batch.
 #[derive(Debug)]
 pub(crate) struct BatchStatistics {

@@ -79,6 +79,7 @@ mod tape;
 mod value;
 
 pub use arguments::{IntoTensors, Tensors};
+pub use batch_norm::NormsFollow;
 pub use cache::Cache;
 pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};

@@ -6,8 +6,8 @@ use crate::common;
 
 use common::{Named, assert_close, cpu, uniform};
 use gpipe::{
-    Forward, Infer, Init, Layer, LayerError, MeanSquaredError, ParameterSpec, Pipeline,
-    PipelineBuilder, Remat, Schedule, Sequence, Sgd, TensorSpec,
+    Forward, Infer, Init, Layer, LayerError, MeanSquaredError, NormsFollow, ParameterSpec,
+    Pipeline, PipelineBuilder, Remat, Schedule, Sequence, Sgd, TensorSpec,
     layers::{Activation, BatchNorm, Linear},
 };
 use tch::{Kind, Tensor};
@@ -71,6 +71,40 @@ fn oracle_running_statistics_are_those_of_whole_mini_batches() {
             );
             assert_eq!(named(&all, "norm.running_batches").double_value(&[0]), 4.0);
         }
+    }
+}
+
+#[test]
+fn oracle_running_statistics_may_follow_micro_batches() {
+    for (momentum, stages) in [(Some(0.1), 1), (Some(0.1), 2), (None, 2)] {
+        let norm = BatchNorm { momentum, ..BatchNorm::new(CHANNELS) };
+        let model = Sequence::new().push("norm", norm).push("tanh", Activation::Tanh);
+        let builder = builder(model, 3, Kind::Double).remat(Remat::Always).stages(stages);
+        let mut pipeline = builder.norms_follow(NormsFollow::MicroBatches).build().unwrap();
+        let (mut mean, mut variance) = (
+            Tensor::zeros([CHANNELS], cpu(Kind::Double)),
+            Tensor::ones([CHANNELS], cpu(Kind::Double)),
+        );
+        let mut count = 0.0;
+        for step in 0..3 {
+            let x = images(7, step, Kind::Double);
+            pipeline.train_step(&x, x.zeros_like()).unwrap();
+            // A plain loop over the micro-batches of 3, 2 and 2 samples.
+            for (first, samples) in [(0, 3), (3, 2), (5, 2)] {
+                count += 1.0;
+                let share = momentum.unwrap_or(1.0 / count);
+                let own = x.narrow(0, first, samples).transpose(0, 1).reshape([CHANNELS, -1]);
+                mean = &mean * (1.0 - share) + own.mean_dim(1, false, Kind::Double) * share;
+                variance = &variance * (1.0 - share) + own.var_dim(1, true, false) * share;
+            }
+        }
+        let all = pipeline.parameters().unwrap();
+        for (name, expected) in [("norm.running_mean", &mean), ("norm.running_variance", &variance)]
+        {
+            let apart = ((named(&all, name) - expected) / expected).abs().max().double_value(&[]);
+            assert!(apart < 1e-12, "{momentum:?}, K {stages}: {name} by {apart:e}");
+        }
+        assert_eq!(named(&all, "norm.running_batches").double_value(&[0]), count);
     }
 }
 

@@ -241,11 +241,8 @@ impl Pipeline {
     /// If a device does not answer.
     pub fn refresh_parameters(&mut self) -> Result<()> {
         self.needs_own_parameters("refresh parameters")?;
-        let shared: Vec<(String, Tensor)> = self
-            .shared_ties
-            .iter()
-            .map(|(name, value)| (name.clone(), value.detach()))
-            .collect();
+        let shared: Vec<(String, Tensor)> =
+            self.shared_ties.iter().map(|(name, value)| (name.clone(), value.detach())).collect();
         self.set_parameters(&shared)?;
         let refresh = |_| |stage: &mut Stage| stage.visit_parameters()?.refresh_all();
         Ok(self.visit_all(refresh)?.into_iter().collect::<std::result::Result<(), _>>()?)

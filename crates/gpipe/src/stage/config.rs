@@ -10,6 +10,7 @@ use tch::Kind;
 use super::parameters::ParamIndex;
 use crate::{
     arguments::Arguments,
+    batch_norm::NormsFollow,
     device::Device,
     loss::Losses,
     metric::Metric,
@@ -65,6 +66,7 @@ pub(crate) struct StageConfig {
     pub names: Vec<Vec<String>>,
     /// Decay of the moving averages, if there are any.
     pub average: Option<f64>,
+    pub norms_follow: NormsFollow,
     /// Whether each layer is measured.
     pub profile: bool,
     /// Whether the pipeline runs in a single process.

@@ -133,18 +133,24 @@ impl Parameters {
                 )));
             }
             let momentum = seen.first().and_then(|(_, seen)| seen.momentum);
-            let Some((count, mean, squares)) = combine(seen)? else { continue };
-            places.push((layer, first, momentum));
-            all.push(BatchMoments { count, mean, squares });
+            for seen in config.norms_follow.together(seen) {
+                let Some((count, mean, squares)) = combine(seen)? else { continue };
+                places.push((layer, first, momentum));
+                all.push(BatchMoments { count, mean, squares });
+            }
         }
         if let Some(replicas) = replicas {
             reduction::combine(replicas, &mut all)?;
         }
-        let mut running_after = Vec::new();
+        let mut running_after: Vec<(ParamIndex, Tensor)> = Vec::new();
         for ((layer, first, momentum), BatchMoments { count, mean, squares }) in
             places.into_iter().zip(all)
         {
-            let old = |number: usize| &self.masters[layer][first + number];
+            let old = |number: usize| {
+                let place = (layer, first + number);
+                let newer = running_after.iter().rfind(|(own, _)| *own == place);
+                newer.map_or(&self.masters[layer][first + number], |(_, value)| value)
+            };
             let share = match momentum {
                 Some(momentum) => momentum,
                 None => 1.0 / (old(BATCHES).f_double_value(&[0])? + 1.0),

@@ -264,6 +264,7 @@ impl PipelineBuilder {
             ("declared inputs", format!("{:?}", self.sequence.inputs)),
             ("declared targets", format!("{:?}", self.targets)),
             ("losses", self.losses.to_string()),
+            ("batch norms follow", format!("{:?}", self.norms_follow)),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -413,6 +414,7 @@ impl PipelineBuilder {
             training_metrics: self.training_metrics,
             optimizer: self.optimizer.clone(),
             average: self.average,
+            norms_follow: self.norms_follow,
             profile: self.profile,
             alone: self.transport.is_none(),
             replicas: self.replicas.clone(),

@@ -6,6 +6,7 @@ use gpipe_core::schedule::Schedule;
 use super::PipelineBuilder;
 use crate::{
     arguments::NamedArgument,
+    batch_norm::NormsFollow,
     error::{Error, Result},
     precision::Precision,
 };
@@ -61,6 +62,13 @@ impl PipelineBuilder {
         self.remat.check(stages).map_err(Error::Setting)?;
         if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
             return refuse("the largest gradient norm must be above 0".into());
+        }
+        if self.norms_follow == NormsFollow::MicroBatches && self.replicas.is_some() {
+            return refuse(
+                "with replicas, running statistics of batch norms follow mini-batches: leave \
+                norms_follow out"
+                    .into(),
+            );
         }
         if self.open_forwards == 0 {
             return refuse("no forward may be open: set open_forwards to at least 1".into());

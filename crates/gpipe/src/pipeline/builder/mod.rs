@@ -15,6 +15,7 @@ use tch::Kind;
 use super::{Padding, balance::Balance};
 use crate::{
     arguments::Arguments,
+    batch_norm::NormsFollow,
     device::Device,
     error::LayerError,
     loss::{Loss, Losses},
@@ -81,6 +82,7 @@ pub struct PipelineBuilder {
     frozen: Vec<(String, bool)>,
     pub(super) rate: LearningRate,
     pub(super) average: Option<f64>,
+    norms_follow: NormsFollow,
     profile: bool,
     padding: Option<Padding>,
     transport: Option<Arc<dyn Transport>>,
@@ -119,6 +121,7 @@ impl PipelineBuilder {
             frozen: Vec::new(),
             rate: LearningRate::default(),
             average: None,
+            norms_follow: NormsFollow::default(),
             profile: false,
             padding: None,
             transport: None,
@@ -250,6 +253,14 @@ impl PipelineBuilder {
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// What the running statistics of batch norms follow: mini-batches by default. With replicas,
+    /// only that is possible.
+    #[must_use]
+    pub fn norms_follow(mut self, follow: NormsFollow) -> Self {
+        self.norms_follow = follow;
         self
     }
 
