@@ -1,0 +1,41 @@
+"""Batch norms in a pipeline: each micro-batch is normalised by its own statistics, and the running
+statistics are updated once for each mini-batch, from all of it (GPipe paper, section 2.2)."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from . import _gpipe
+from .errors import SettingError
+
+# Its parameters and buffers, in the order that the engine numbers them.
+NAMES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
+
+
+def is_deferred(module: nn.Module) -> bool:
+    """Whether the engine keeps the module's running statistics."""
+    return isinstance(module, _BatchNorm) and module.running_mean is not None
+
+
+def check(module: nn.Module, name: str) -> None:
+    """Refuses what the engine cannot defer."""
+    if isinstance(module, nn.SyncBatchNorm):
+        raise SettingError(
+            f"layer '{name}': SyncBatchNorm sums over processes of its own; use BatchNorm: the "
+            f"pipeline's running statistics are of the whole mini-batch")
+
+
+def defer(module: nn.Module, first: int) -> None:
+    """Lets the copy of a batch norm that a pipeline runs compute through the engine. `first` is the
+    number of its first parameter in the layer."""
+
+    def forward(x: torch.Tensor) -> torch.Tensor:
+        if module.training and _gpipe.in_layer():
+            return _gpipe.batch_norm(x, first, module.num_features, module.eps, module.momentum)
+        # In evaluation, or where the layer is timed: nothing is counted.
+        statistics = (None, None) if module.training else (module.running_mean, module.running_var)
+        return F.batch_norm(x, *statistics, module.weight, module.bias, module.training, 0.0,
+                            module.eps)
+
+    module.forward = forward

@@ -1,0 +1,38 @@
+"""Exceptions of gpipe. What a module raises arrives as it is, with a note of layer, stage and
+micro-batch."""
+
+
+class Error(RuntimeError):
+    """Any error of gpipe itself."""
+
+
+class SettingError(Error, ValueError):
+    """A setting or an argument does not fit. Nothing has run."""
+
+
+class ModelError(Error, ValueError):
+    """Layers do not fit each other, or the example. Nothing has run."""
+
+
+class StepError(Error):
+    """A step failed. Parameters and optimizer state are as they were before it."""
+
+
+class NotFiniteError(StepError):
+    """A loss, a gradient or a value between layers is NaN or infinite. Nothing was updated."""
+
+
+class OutOfMemoryError(StepError, MemoryError):
+    """A stage exceeded its memory cap, or its device has no memory left. Nothing was updated."""
+
+
+class DeadlineError(StepError):
+    """A stage gave no sign of life within the pipeline's deadline."""
+
+
+class PeerError(Error):
+    """Another process of the pipeline failed, or does not answer."""
+
+
+class CheckpointError(Error):
+    """A checkpoint cannot be written or read, or does not fit the pipeline."""

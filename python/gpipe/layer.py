@@ -1,0 +1,350 @@
+"""A module as a layer of the engine: its parameters, how it is called, and the shapes that it gives.
+
+The engine runs a copy of the module's structure, not the module itself. Parameters and buffers are
+not copied: where a stage computes on the CPU in the parameters' own dtype, the tensors that it
+updates are the module's own.
+"""
+
+from __future__ import annotations
+
+import copy
+import operator
+from typing import Any
+
+import torch
+import torch.utils._pytree as pytree
+from torch import nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from . import _gpipe, batch_norm, skip
+from .errors import ModelError, SettingError
+
+Spec = tuple[list[int], str]
+
+
+def spec_of(tensor: torch.Tensor) -> Spec:
+    """Shape and dtype of a tensor, as the engine takes them."""
+    return list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+
+
+class Structure:
+    """How tensors are nested in what one layer hands to the next: tuples, lists, dictionaries, and
+    values that are no tensors, which must be the same in every call."""
+
+    def __init__(self, tree: pytree.TreeSpec, constants: list[tuple[int, Any]]):
+        self.tree = tree
+        self.constants = constants
+        self.is_tensor = tree.is_leaf() and not constants
+
+    @classmethod
+    def of(cls, value: Any) -> tuple[Structure, list[torch.Tensor]]:
+        """The structure of a value, and its tensors."""
+        leaves, tree = pytree.tree_flatten(value)
+        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
+        constants = [(at, leaf) for at, leaf in enumerate(leaves)
+                     if not isinstance(leaf, torch.Tensor)]
+        return cls(tree, constants), tensors
+
+    def fill(self, tensors) -> Any:
+        """The value with these tensors."""
+        if self.is_tensor:
+            return tensors[0]
+        leaves = list(tensors)
+        for at, constant in self.constants:
+            leaves.insert(at, constant)
+        return pytree.tree_unflatten(leaves, self.tree)
+
+    def is_same(self, other: Structure) -> bool:
+        if self.tree != other.tree or len(self.constants) != len(other.constants):
+            return False
+        pairs = zip(self.constants, other.constants)
+        return all(a[0] == b[0] and type(a[1]) is type(b[1]) and a[1] == b[1] for a, b in pairs)
+
+
+class Slot:
+    """The place of a parameter or buffer in a module."""
+
+    def __init__(self, owner: nn.Module, table: dict, name: str):
+        self.owner, self.table, self.name = owner, table, name
+
+    def put(self, tensor: torch.Tensor) -> None:
+        self.table[self.name] = tensor
+
+
+class Layer:
+    """One module of a sequence, as the engine sees it."""
+
+    def __init__(self, name: str, module: nn.Module, ties: dict[int, str], dtype: torch.dtype):
+        self.name = name
+        self.original = module
+        self.kind = type(module).__name__
+        check(module, name)
+        self.module = structure_of(module, name)
+        self.stashes, self.pops = skip.names(module)
+        # Skips that are None: they are stashed and popped, and nothing is sent.
+        self.absent: frozenset[str] = frozenset()
+        self.takes: Structure | None = None
+        self.gives: Structure | None = None
+        self.dtype = dtype
+        self.flops: float | None = None
+        self.parameters: list[dict] = []
+        self.slots: list[Slot | None] = []
+        self._collect(ties)
+        self.held: tuple = tuple(None for _ in self.slots)
+        self.kept = [slot for slot, own in zip(self.slots, self.parameters) if slot is not None]
+        self.recurrent = [own for own in self.module.modules() if isinstance(own, nn.RNNBase)]
+        known = {id(own["value"]) for own in self.parameters}
+        self.buffers = [(name, own) for name, own in self.module.named_buffers()
+                        if id(own) not in known]
+        self.pairs = list(zip(self.module.modules(), module.modules()))
+        self.casts = False
+
+    def _collect(self, ties: dict[int, str]) -> None:
+        """Lists parameters, and the running statistics of batch norms, in the order of their
+        names."""
+        originals = dict(self.original.named_modules(remove_duplicate=False))
+        seen: set[int] = set()
+        for path, own in self.module.named_modules(remove_duplicate=False):
+            original, prefix = originals[path], f"{path}." if path else ""
+            if batch_norm.is_deferred(own):
+                if id(own) in seen:
+                    continue
+                seen.add(id(own))
+                batch_norm.defer(own, len(self.parameters))
+                self._add_batch_norm(original, own, prefix, ties)
+                continue
+            for name, value in original._parameters.items():
+                if value is not None:
+                    self._add(prefix + name, value, Slot(own, own._parameters, name), ties)
+
+    def _add(self, name, value, slot, ties, *, buffer=False, shared=True):
+        self.parameters.append({
+            "name": name,
+            "value": value,
+            "trainable": value.requires_grad,
+            "buffer": buffer,
+            "tie": ties.get(id(value)),
+            "shared": shared,
+        })
+        self.slots.append(slot)
+
+    def _add_batch_norm(self, original, own, prefix, ties):
+        size, like = original.num_features, original.running_mean
+        for name, fill in (("weight", 1.0), ("bias", 0.0)):
+            value = getattr(original, name)
+            if value is None:  # without affine parameters: constants that nothing trains
+                constant = torch.full((size,), fill, dtype=like.dtype)
+                self._add(prefix + name, constant, None, {}, shared=False)
+            else:
+                self._add(prefix + name, value, Slot(own, own._parameters, name), ties)
+        for name in ("running_mean", "running_var"):
+            value = getattr(original, name)
+            if value.dtype in (torch.float32, torch.float64):
+                self._add(prefix + name, value, Slot(own, own._buffers, name), {}, buffer=True)
+            else:
+                raise SettingError(f"layer '{self.name}': {prefix}{name} is {value.dtype}: keep "
+                                   f"batch norms' running statistics in float32")
+        batches = original.num_batches_tracked
+        count = torch.tensor([float(batches) if batches is not None else 0.0], dtype=like.dtype)
+        self._add(prefix + "num_batches_tracked", count, None, {}, buffer=True, shared=False)
+
+    def described(self) -> dict:
+        """What the engine is told of the layer."""
+        return {"name": self.name, "call": self, "infer": self.infer,
+                "parameters": self.parameters, "stashes": self.stashes, "pops": self.pops,
+                "flops": self.flops}
+
+    # Called by the engine, on a stage's thread.
+
+    def __call__(self, parameters: tuple, inputs: tuple):
+        if not all(map(operator.is_, parameters, self.held)):
+            self.hold(parameters)
+        if self.absent:
+            skip.without(self.absent)
+        takes = self.takes
+        value = inputs[0] if takes.is_tensor else takes.fill(inputs)
+        if not self.buffers:
+            output = self.module(value)
+        else:
+            versions = [own._version for _, own in self.buffers]
+            output = self.module(value)
+            self.check_buffers(versions)
+        if type(output) is torch.Tensor:
+            if self.gives.is_tensor:
+                return output
+        given, tensors = Structure.of(output)
+        if not given.is_same(self.gives):
+            raise ModelError(
+                f"its output is nested differently than when its shapes were inferred, or holds "
+                f"another value that is no tensor: {describe(given)}, it was "
+                f"{describe(self.gives)}")
+        return tuple(tensors)
+
+    def hold(self, parameters: tuple) -> None:
+        """Puts the engine's tensors into the module."""
+        for slot, tensor in zip(self.slots, parameters):
+            if slot is not None:
+                slot.put(tensor)
+        for own in self.recurrent:  # they keep a second list of their weights
+            own._flat_weights = [getattr(own, name, None) for name in own._flat_weights_names]
+        if parameters and parameters[0].device.type != "cpu":
+            self.move_buffers(parameters[0].device)
+        self.held = parameters
+
+    def move_buffers(self, device: torch.device) -> None:
+        """Moves the buffers of the engine's copy of the module to its stage's device."""
+        for own in self.module.modules():
+            for name, buffer in own._buffers.items():
+                if buffer is not None and buffer.device != device:
+                    own._buffers[name] = buffer.to(device)
+        known = {id(value) for value in self.held}
+        self.buffers = [(name, own) for name, own in self.module.named_buffers()
+                        if id(own) not in known]
+
+    def check_buffers(self, versions: list[int]) -> None:
+        for (name, own), version in zip(self.buffers, versions):
+            if own._version != version:
+                raise SettingError(
+                    f"its forward changes its buffer '{name}', which would change again when the "
+                    f"forward is recomputed, and in another order with other stages; batch norms "
+                    f"are the exception that gpipe counts once. Leave the change to a step of your "
+                    f"own between training steps")
+
+    # Called by the engine once for each shape.
+
+    def infer(self, inputs: list[Spec], popped: list[Spec]) -> tuple[list[Spec], list[Spec]]:
+        """The specs of the outputs and of the stashed skips."""
+        try:
+            outputs, stashed = self._infer_fake(inputs, popped)
+        except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
+            # Code that looks at values cannot run on shapes alone. A real error comes again.
+            try:
+                outputs, stashed = self._infer_small(inputs, popped)
+            except Exception as again:
+                if isinstance(again, type(error)):
+                    raise again from None
+                raise again from error
+        return outputs, stashed
+
+    def _infer_fake(self, inputs, popped):
+        with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            def made(specs):
+                return [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in specs]
+
+            values = {}
+            for own in self.module.modules():
+                for table in (own._parameters, own._buffers):
+                    for name, value in table.items():
+                        if value is not None:
+                            values[id(table), name] = (table, name, value)
+            fakes = {key: mode.from_tensor(value.detach())
+                     for key, (_, _, value) in values.items()}
+            if self.dtype in (torch.bfloat16, torch.float16):
+                fakes = {key: fake.to(self.dtype) if fake.dtype == torch.float32 else fake
+                         for key, fake in fakes.items()}
+            try:
+                for key, (table, name, _) in values.items():
+                    table[name] = fakes[key]
+                for own in self.recurrent:
+                    own._flat_weights = [getattr(own, n, None) for n in own._flat_weights_names]
+                return self._run(made(inputs), made(popped))
+            finally:
+                for table, name, value in values.values():
+                    table[name] = value
+                for own in self.recurrent:
+                    own._flat_weights = [getattr(own, n, None) for n in own._flat_weights_names]
+
+    def _infer_small(self, inputs, popped):
+        """Runs the module with one sample and with two, on zeros, and extends the sizes."""
+        samples = inputs[0][0][0] if inputs and inputs[0][0] else 0
+        found = []
+        for count in (1, 2):
+            def made(specs):
+                return [torch.zeros([count, *shape[1:]] if shape and shape[0] == samples else shape,
+                                    dtype=getattr(torch, dtype)) for shape, dtype in specs]
+
+            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+                found.append(self._run(made(inputs), made(popped)))
+
+        def extended(one: Spec, two: Spec) -> Spec:
+            shape = [a if a == b else (b - a) * (samples - 1) + a for a, b in zip(one[0], two[0])]
+            return shape, one[1]
+
+        (outputs, stashed), (outputs_of_2, stashed_of_2) = found
+        return ([extended(*pair) for pair in zip(outputs, outputs_of_2)],
+                [extended(*pair) for pair in zip(stashed, stashed_of_2)])
+
+    def _run(self, inputs, popped):
+        with skip.Recorder(dict(zip(self.pops, popped))) as recorder:
+            output = self.module(self.takes.fill(inputs))
+        given, tensors = Structure.of(output)
+        if not tensors:
+            raise TypeError(f"layer '{self.name}' ({self.kind}) gives no tensor, but "
+                            f"{type(output).__name__}: the next layer would have no input")
+        if self.gives is None:
+            self.gives = given
+        stashed = dict(recorder.stashed)
+        self.stashes = [name for name in self.stashes if stashed.get(name) is not None]
+        return ([spec_of(own) for own in tensors],
+                [spec_of(stashed[name]) for name in self.stashes if name in stashed])
+
+
+def describe(structure: Structure) -> str:
+    """A structure in Python's notation, with `Tensor` for each tensor."""
+    count = structure.tree.num_leaves - len(structure.constants)
+    return repr(structure.fill(["Tensor"] * count)).replace("'Tensor'", "Tensor")
+
+
+def check(module: nn.Module, name: str) -> None:
+    """Refuses modules that a pipeline cannot run exactly, and says why."""
+    for path, own in module.named_modules():
+        where = f"layer '{name}'" + (f", module '{path}'" if path else "")
+        compiled = type(own).__name__ == "OptimizedModule" or own._compiled_call_impl is not None
+        if compiled:
+            raise SettingError(
+                f"{where} is compiled (torch.compile): compiled code draws random numbers where "
+                f"gpipe cannot key them, so results would depend on the stages. Give the module as "
+                f"it was before torch.compile")
+        if isinstance(own, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
+            raise SettingError(
+                f"{where} is {type(own).__name__}: give the module inside it (.module), and start "
+                f"several processes with torchrun")
+        if isinstance(own, nn.modules.lazy.LazyModuleMixin) and own.has_uninitialized_params():
+            raise SettingError(f"{where} ({type(own).__name__}) has no parameters yet: call the "
+                               f"model once before you make the pipeline")
+        batch_norm.check(own, name)
+
+
+def structure_of(module: nn.Module, name: str) -> nn.Module:
+    """A copy of a module that has the same parameters and buffers, not copies of them."""
+    memo: dict[int, Any] = {}
+    for own in module.modules():
+        for table in (own._parameters, own._buffers, vars(own)):
+            for value in table.values():
+                if isinstance(value, torch.Tensor):
+                    memo[id(value)] = value
+    try:
+        made = copy.deepcopy(module, memo)
+    except Exception as error:
+        raise ModelError(
+            f"layer '{name}' ({type(module).__name__}) cannot be copied ({error}): a pipeline runs "
+            f"a copy of each module's structure. Give the module a __deepcopy__, or make what "
+            f"cannot be copied in its forward") from error
+    for own in made.modules():
+        # Layers must not change their input. The result is the same.
+        if getattr(own, "inplace", False) is True:
+            own.inplace = False
+    return made
+
+
+def bfloat16_buffers(layer: Layer, dtype: torch.dtype) -> None:
+    """Casts floating-point buffers, as `module.to(dtype)` would, in the engine's copy."""
+    deferred = {id(buffer) for own in layer.module.modules() if batch_norm.is_deferred(own)
+                for buffer in own._buffers.values() if buffer is not None}
+    for own in layer.module.modules():
+        for name, buffer in own._buffers.items():
+            if buffer is not None and buffer.is_floating_point() and id(buffer) not in deferred:
+                own._buffers[name] = buffer.to(dtype)
+    known = {id(own["value"]) for own in layer.parameters}
+    layer.buffers = [(name, own) for name, own in layer.module.named_buffers()
+                     if id(own) not in known and id(own) not in deferred]

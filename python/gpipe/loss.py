@@ -1,0 +1,172 @@
+"""Losses. A loss is a sum over samples (or tokens) and a count, kept apart, so that micro-batches of
+unequal size give the exact loss of the mini-batch: `sum` over all of them, divided by `count`."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from .errors import SettingError
+
+Tensors = tuple[torch.Tensor, ...]
+
+
+class Loss:
+    """A loss of your own.
+
+    `sum(output, target)` gives the sum over the samples of a micro-batch: a scalar. `count(target)`
+    gives the number that the sum over the whole mini-batch is divided by: it must not depend on how
+    the mini-batch is cut. `output` and `target` are nested as your model and your loader nest them.
+    """
+
+    def __init__(self, sum: Callable[[Any, Any], torch.Tensor], count: Callable[[Any], float]):
+        self.sum, self.count = sum, count
+
+
+def _elements(loss, target):
+    return target.numel()
+
+
+def _samples(loss, target):
+    return target.size(0)
+
+
+def _kl(loss, target):
+    return target.size(0) if loss.reduction == "batchmean" else target.numel()
+
+
+def _classes(loss, target):
+    """The weight of the targets that count: what PyTorch divides by."""
+    if target.is_floating_point():  # probabilities of classes
+        return target.numel() / target.size(1) if target.dim() > 1 else 1
+    counted = target[target != loss.ignore_index]
+    return counted.numel() if loss.weight is None else float(loss.weight.cpu()[counted].sum())
+
+
+# What PyTorch's losses with reduction="mean" divide by.
+COUNTS = {
+    nn.CrossEntropyLoss: _classes,
+    nn.NLLLoss: _classes,
+    nn.MSELoss: _elements,
+    nn.L1Loss: _elements,
+    nn.SmoothL1Loss: _elements,
+    nn.HuberLoss: _elements,
+    nn.BCELoss: _elements,
+    nn.BCEWithLogitsLoss: _elements,
+    nn.PoissonNLLLoss: _elements,
+    nn.SoftMarginLoss: _elements,
+    nn.HingeEmbeddingLoss: _elements,
+    nn.MultiMarginLoss: _samples,
+    nn.MultiLabelMarginLoss: _samples,
+    nn.KLDivLoss: _kl,
+}
+
+
+class LastAxis(nn.Module):
+    """Cross entropy whose classes are the last axis: output [..., classes], target [...]."""
+
+    def __init__(self, loss: nn.CrossEntropyLoss | None = None):
+        super().__init__()
+        self.loss = loss or nn.CrossEntropyLoss()
+
+
+def mapped(loss: Any, shapes: Callable[[], list[list[int]]], micro_batch: int) -> Loss:
+    """The loss as a sum and a count. `shapes` are those of one sample's outputs."""
+    if isinstance(loss, Loss):
+        return loss
+    if isinstance(loss, LastAxis):
+        return _cross_entropy(loss.loss, last_axis=True)
+    if type(loss) is nn.CrossEntropyLoss:
+        return _cross_entropy(loss, last_axis=False)
+    if type(loss) in COUNTS:
+        return _reduced(loss, COUNTS[type(loss)])
+    if isinstance(loss, nn.Module) and hasattr(loss, "reduction"):
+        raise SettingError(
+            f"loss {type(loss).__name__}: gpipe does not know what it divides by. Give "
+            f"gpipe.Loss(sum, count), where sum(output, target) is its sum (reduction='sum') and "
+            f"count(target) what the mean divides by")
+    if callable(loss):
+        return _returning_both(loss, shapes, micro_batch)
+    raise SettingError(f"loss {loss!r}: give a loss of torch.nn, a gpipe.Loss, or a function of "
+                       f"(output, target) that returns (sum, count)")
+
+
+def _summing(loss: nn.Module) -> nn.Module:
+    """The same loss with reduction="sum"."""
+    if loss.reduction == "none":
+        raise SettingError(f"loss {type(loss).__name__}(reduction='none') gives no number: use "
+                           f"reduction='mean' or 'sum'")
+    own = copy.deepcopy(loss)
+    own.reduction = "sum"
+    return own
+
+
+def _reduced(loss: nn.Module, count) -> Loss:
+    own = _summing(loss)
+
+    def counted(target):
+        return 1.0 if loss.reduction == "sum" else count(loss, target)
+
+    return Loss(own, counted)
+
+
+def _cross_entropy(loss: nn.CrossEntropyLoss, *, last_axis: bool) -> Loss:
+    own = _summing(loss)
+
+    def total(output, target):
+        if last_axis or _is_last_axis(output, target):
+            output, target = output.flatten(0, -2), target.flatten()
+        return own(output, target)
+
+    def counted(target):
+        return 1.0 if loss.reduction == "sum" else _classes(loss, target)
+
+    return Loss(total, counted)
+
+
+def _is_last_axis(output: torch.Tensor, target: torch.Tensor) -> bool:
+    """Whether the classes are the last axis of the output, as transformers give them. PyTorch's
+    own axis is the second one."""
+    if output.dim() < 3 or target.dim() != output.dim() - 1 or target.is_floating_point():
+        return False
+    second = output.shape[:1] + output.shape[2:] == target.shape
+    last = output.shape[:-1] == target.shape
+    if second and last:
+        raise SettingError(
+            f"output {list(output.shape)} and target {list(target.shape)}: classes may be the "
+            f"second axis or the last one. Give loss=gpipe.LastAxis(nn.CrossEntropyLoss()) for the "
+            f"last, or transpose the output")
+    return last
+
+
+def _returning_both(loss: Callable, shapes, micro_batch: int) -> Loss:
+    def both(output, target):
+        found = loss(output, target)
+        if not (isinstance(found, tuple) and len(found) == 2):
+            raise SettingError(
+                f"the loss returned {type(found).__name__}: return (sum, count), the sum over the "
+                f"samples and the number that it is divided by, or give a gpipe.Loss(sum, count)")
+        return found
+
+    def counted(target):
+        # Before the step there is no output yet. The count may not depend on it, so zeros will do.
+        first = target if isinstance(target, torch.Tensor) else target[0]
+        total = 0.0
+        for start in range(0, first.size(0), micro_batch):
+            part = _rows(target, start, min(micro_batch, first.size(0) - start))
+            samples = part.size(0) if isinstance(part, torch.Tensor) else part[0].size(0)
+            with torch.no_grad():
+                total += float(both(shapes(samples), part)[1])
+        return total
+
+    return Loss(lambda output, target: both(output, target)[0], counted)
+
+
+def _rows(target, start, count):
+    if isinstance(target, torch.Tensor):
+        return target.narrow(0, start, count)
+    return type(target)(_rows(own, start, count) for own in target)

@@ -1,0 +1,157 @@
+"""PyTorch's optimizers as the engine's: their rule, their settings, and their groups of parameters.
+
+The engine keeps the state and makes the updates. The optimizer of the user's keeps the learning
+rates, so that a scheduler of PyTorch drives them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import optim
+
+from .errors import SettingError
+
+
+def _sgd(group):
+    _refuse(group, "SGD", dampening=0, maximize=False, differentiable=False)
+    return "sgd", [group["momentum"], float(group["nesterov"])]
+
+
+def _adam(group, name="Adam", decoupled=False):
+    _refuse(group, name, amsgrad=False, maximize=False, differentiable=False)
+    decoupled = decoupled or group.get("decoupled_weight_decay", False)
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    return "adam", [beta1, beta2, group["eps"], float(decoupled)]
+
+
+def _adamw(group):
+    return _adam(group, "AdamW", True)
+
+
+def _rmsprop(group):
+    _refuse(group, "RMSprop", centered=False, maximize=False, differentiable=False)
+    return "rmsprop", [group["alpha"], group["momentum"], group["eps"]]
+
+
+def _adafactor(group):
+    _refuse(group, "Adafactor", maximize=False)
+    first, second = group["eps"]
+    if first is not None:
+        raise SettingError(f"Adafactor(eps=({first}, ...)): gpipe's uses the dtype's epsilon there; "
+                           f"give eps=(None, {second}), or run the optimizer yourself: see "
+                           f"Pipeline.accumulate")
+    return "adafactor", [group["beta2_decay"], second, group["d"]]
+
+
+RULES = {optim.SGD: _sgd, optim.Adam: _adam, optim.AdamW: _adamw, optim.RMSprop: _rmsprop,
+         optim.Adafactor: _adafactor}
+
+
+def _refuse(group, name, **wanted):
+    for setting, value in wanted.items():
+        if group.get(setting, value) != value:
+            raise SettingError(
+                f"{name}({setting}={group[setting]}) has no counterpart in gpipe: leave it out, or "
+                f"run the optimizer yourself: optimizer=None, and Pipeline.accumulate in the place "
+                f"of train_step")
+
+
+@dataclass
+class Rates:
+    """What may change from step to step: each group's learning rate and weight decay."""
+
+    lr: float
+    """The largest rate of a group; the others are shares of it."""
+    groups: list[tuple[float, float]]
+    """Share of `lr`, and weight decay, by group."""
+
+
+class Mapped:
+    """An optimizer of PyTorch's, as the engine runs it."""
+
+    def __init__(self, optimizer: optim.Optimizer, names: dict[int, str], trained: set[str]):
+        if type(optimizer) not in RULES:
+            known = ", ".join(sorted(own.__name__ for own in RULES))
+            raise SettingError(
+                f"optimizer {type(optimizer).__name__}: gpipe runs {known}. Run another one "
+                f"yourself: optimizer=None, Pipeline.accumulate in the place of train_step, and "
+                f"then its step()")
+        if any(optimizer.state.values()):
+            raise SettingError(
+                "the optimizer has made steps already, and gpipe keeps optimizer state itself: give "
+                "a new one; Pipeline.load restores the state of a checkpoint")
+        self.optimizer = optimizer
+        self.names: list[list[str]] = []
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                if id(parameter) not in names:
+                    raise SettingError(
+                        f"the optimizer has a parameter of shape {list(parameter.shape)} that is "
+                        f"not the model's: make it from model.parameters(), after the model has its "
+                        f"final form")
+            self.names.append([names[id(own)] for own in group["params"] if own.requires_grad])
+        missing = sorted(trained - {name for group in self.names for name in group})
+        if missing:
+            raise SettingError(
+                f"parameter '{missing[0]}'" + (f" and {len(missing) - 1} more" if missing[1:] else "")
+                + " would be trained and is in no group of the optimizer: add it, or freeze it with "
+                  "requires_grad_(False)")
+        self.rule = self._rule()
+        self.rates = self.current()
+
+    def _rule(self):
+        rules = [RULES[type(self.optimizer)](group) for group in self.optimizer.param_groups]
+        for group, rule in zip(self.optimizer.param_groups, rules):
+            if rule != rules[0]:
+                raise SettingError(
+                    f"groups of the optimizer differ in more than lr and weight_decay: {rules[0]} "
+                    f"and {rule}. Give them the same settings, or run the optimizer yourself: see "
+                    f"Pipeline.accumulate")
+        return rules[0]
+
+    def current(self) -> Rates:
+        """The rates that the optimizer has now."""
+        groups = self.optimizer.param_groups
+        rates = [float(group["lr"]) for group in groups]
+        decays = [float(group["weight_decay"]) for group in groups]
+        largest = max(rates)
+        before = getattr(self, "rates", None)
+        shares = [rate / largest if largest else 1.0 for rate in rates]
+        if not largest and before:
+            shares = [share for share, _ in before.groups]
+        return Rates(largest, list(zip(shares, decays)))
+
+    def described(self) -> dict:
+        name, numbers = self.rule
+        return {"name": name, "lr": self.rates.lr, "weight_decay": self.rates.groups[0][1],
+                "numbers": [float(number) for number in numbers]}
+
+    def groups(self) -> list[tuple[list[str], float, float]]:
+        """The engine's groups: names, share of the rate, weight decay."""
+        pairs = zip(self.names, self.rates.groups)
+        return [(names, share, decay) for names, (share, decay) in pairs if names]
+
+    def changed(self) -> tuple[float, list | None]:
+        """The rate of the next step, and the groups if they have changed."""
+        rule, now = self._rule(), self.current()
+        if rule != self.rule:
+            raise SettingError(f"the optimizer's settings changed from {self.rule} to {rule}: only "
+                               f"lr and weight_decay may change between steps")
+        close = all(abs(a[0] - b[0]) <= 1e-12 * abs(b[0]) and a[1] == b[1]
+                    for a, b in zip(now.groups, self.rates.groups))
+        before, self.rates = self.rates, now
+        if close:
+            self.rates.groups = before.groups
+            return now.lr, None
+        return now.lr, self.groups()
+
+    def stepped(self) -> None:
+        """Tells a scheduler that the optimizer has made its step."""
+        self.optimizer._opt_called = True
+
+
+def names_of(model: torch.nn.Module) -> dict[int, str]:
+    """The first name of each parameter."""
+    return {id(value): name for name, value in model.named_parameters()}

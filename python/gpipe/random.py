@@ -1,0 +1,78 @@
+"""Random numbers inside layers: keyed by seed, layer, step and sample, so that neither the number of
+stages nor a recomputation changes them.
+
+Operators of PyTorch that draw (`torch.rand`, `bernoulli_`, `nn.LSTM`'s dropout, ...) are keyed by
+the engine itself. What is here replaces three functions of PyTorch by ones that do the same outside
+of layers. Inside of layers:
+
+- `F.dropout` and the dropout of `F.scaled_dot_product_attention` are keyed by sample, so that the
+  number of micro-batches does not change a mask either;
+- a part under `torch.utils.checkpoint` draws the same numbers when it is computed again.
+"""
+
+import functools
+import math
+
+import torch
+import torch.nn.functional as F
+import torch.utils.checkpoint
+
+from . import _gpipe
+
+_dropout = F.dropout
+_attention = F.scaled_dot_product_attention
+_checkpoint = torch.utils.checkpoint.checkpoint
+
+
+@functools.wraps(_dropout)
+def _keyed_dropout(input, p=0.5, training=True, inplace=False):
+    if not (training and p > 0.0 and _gpipe.in_layer()):
+        return _dropout(input, p, training, inplace)
+    if p >= 1.0 or input.dim() == 0 or not _gpipe.keeps_samples(input.size(0)):
+        # Its first axis is not the samples': keyed by micro-batch.
+        return _dropout(input, p, training, False)
+    return _gpipe.dropout(input, p)
+
+
+@functools.wraps(_attention)
+def _keyed_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
+                     enable_gqa=False):
+    if dropout_p == 0.0 or not _gpipe.in_layer():
+        return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
+                          enable_gqa=enable_gqa)
+    # The formula in PyTorch's documentation of the function.
+    scale = 1 / math.sqrt(query.size(-1)) if scale is None else scale
+    if enable_gqa:
+        key = key.repeat_interleave(query.size(-3) // key.size(-3), -3)
+        value = value.repeat_interleave(query.size(-3) // value.size(-3), -3)
+    scores = query @ key.transpose(-2, -1) * scale
+    if is_causal:
+        size = query.size(-2), key.size(-2)
+        hidden = torch.ones(size, dtype=torch.bool, device=query.device).tril().logical_not()
+        scores = scores.masked_fill(hidden, float("-inf"))
+    if attn_mask is not None:
+        if attn_mask.dtype == torch.bool:
+            scores = scores.masked_fill(attn_mask.logical_not(), float("-inf"))
+        else:
+            scores = scores + attn_mask
+    weights = torch.softmax(scores, dim=-1)
+    return _keyed_dropout(weights, dropout_p, True) @ value
+
+
+@functools.wraps(_checkpoint)
+def _keyed_checkpoint(function, *args, **settings):
+    if not _gpipe.in_layer():
+        return _checkpoint(function, *args, **settings)
+    key = _gpipe.random_key()
+
+    def keyed(*inner, **named):
+        return key.call(lambda: function(*inner, **named))
+
+    settings.setdefault("use_reentrant", False)
+    settings["preserve_rng_state"] = False
+    return _checkpoint(keyed, *args, **settings)
+
+
+F.dropout = _keyed_dropout
+F.scaled_dot_product_attention = _keyed_attention
+torch.utils.checkpoint.checkpoint = _keyed_checkpoint

@@ -1,0 +1,138 @@
+//! The thread that owns a pipeline, and how Python waits for it.
+//!
+//! A call runs on that thread, without the interpreter's lock, because the stages' threads need the
+//! lock. Meanwhile the caller looks for signals, so that Ctrl-C ends a step.
+
+use std::{
+    collections::HashMap,
+    mem::ManuallyDrop,
+    sync::mpsc::{self, RecvTimeoutError, SyncSender},
+    thread::{self, JoinHandle},
+    time::Duration,
+};
+
+use gpipe::{Interrupt, Outputs, Pipeline, Result};
+use pyo3::{exceptions::PyRuntimeError, prelude::*};
+
+use crate::{failure::raised, running};
+
+/// How often a waiting call looks for signals.
+const SIGNALS_EVERY: Duration = Duration::from_millis(50);
+/// Most calls that wait for the thread. Each Python thread has at most one.
+const CALLS_MAX: usize = 256;
+
+/// What the thread owns.
+pub(crate) struct Owned {
+    pub pipeline: Pipeline,
+    /// Forwards whose backward may still come, by number.
+    pub open: HashMap<u64, Outputs>,
+    pub next: u64,
+}
+
+type Job = Box<dyn FnOnce(&mut Owned) + Send>;
+
+/// A pipeline on its thread.
+pub(crate) struct Driver {
+    jobs: ManuallyDrop<SyncSender<Job>>,
+    thread: ManuallyDrop<JoinHandle<()>>,
+    interrupt: Interrupt,
+    /// The process that has the thread. A fork of it has not.
+    process: u32,
+}
+
+impl Driver {
+    /// Starts the thread, which builds the pipeline.
+    pub(crate) fn start(
+        py: Python<'_>,
+        interrupt: Interrupt,
+        build: impl FnOnce() -> Result<Pipeline> + Send + 'static,
+    ) -> PyResult<Result<Self>> {
+        let (jobs, queue) = mpsc::sync_channel::<Job>(CALLS_MAX);
+        let (built, result) = mpsc::sync_channel(1);
+        let thread = thread::Builder::new().name("gpipe".into()).spawn(move || {
+            let pipeline = match build() {
+                Ok(pipeline) => pipeline,
+                Err(error) => return drop(built.send(Err(error))),
+            };
+            drop(built.send(Ok(())));
+            let mut owned = Owned { pipeline, open: HashMap::new(), next: 0 };
+            for job in queue {
+                job(&mut owned);
+            }
+        })?;
+        let (jobs, thread) = (ManuallyDrop::new(jobs), ManuallyDrop::new(thread));
+        let driver = Self { jobs, thread, interrupt, process: std::process::id() };
+        let built = driver.wait(py, result)?;
+        Ok(built.map(|()| driver))
+    }
+
+    /// Runs `job` on the thread, and waits for it.
+    ///
+    /// # Errors
+    /// If this process is a fork, or a layer calls its own pipeline. A signal's exception, such as
+    /// `KeyboardInterrupt`, after the step has ended.
+    pub(crate) fn call<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        job: impl FnOnce(&mut Owned) -> T + Send + 'static,
+    ) -> PyResult<T> {
+        if self.process != std::process::id() {
+            let text = "this process is a fork of the one that made the pipeline, and has none of \
+                its threads: make the pipeline after the fork, or use it in the parent only";
+            return Err(raised(py, "SettingError", text));
+        }
+        if running::in_layer() {
+            let text = "a layer calls the pipeline that runs it, which would wait for itself";
+            return Err(raised(py, "SettingError", text));
+        }
+        let (answer, result) = mpsc::sync_channel(1);
+        let job: Job = Box::new(move |owned| drop(answer.send(job(owned))));
+        py.allow_threads(|| self.jobs.send(job)).map_err(|_| Self::gone())?;
+        self.wait(py, result)
+    }
+
+    /// Runs `job` on the thread some time, without waiting.
+    pub(crate) fn send(&self, job: impl FnOnce(&mut Owned) + Send + 'static) {
+        if self.process == std::process::id() {
+            // If the queue is full or the thread gone, there is nothing left to free.
+            let _ = self.jobs.try_send(Box::new(job));
+        }
+    }
+
+    fn wait<T: Send>(&self, py: Python<'_>, result: mpsc::Receiver<T>) -> PyResult<T> {
+        let wait = move || loop {
+            match result.recv_timeout(SIGNALS_EVERY) {
+                Ok(found) => return Ok(found),
+                Err(RecvTimeoutError::Disconnected) => return Err(Self::gone()),
+                Err(RecvTimeoutError::Timeout) => {}
+            }
+            if let Err(signal) = Python::with_gil(|py| py.check_signals()) {
+                self.interrupt.set();
+                let _ = result.recv();
+                self.interrupt.clear();
+                return Err(signal);
+            }
+        };
+        py.allow_threads(wait)
+    }
+
+    fn gone() -> PyErr {
+        PyRuntimeError::new_err(
+            "the pipeline's thread has ended after a panic: make a new pipeline",
+        )
+    }
+}
+
+impl Drop for Driver {
+    fn drop(&mut self) {
+        if self.process != std::process::id() {
+            return; // a fork has no thread to wait for, and shares the queue with its parent
+        }
+        // SAFETY: both are taken once, here, and `self` is not used afterwards.
+        let (jobs, thread) =
+            unsafe { (ManuallyDrop::take(&mut self.jobs), ManuallyDrop::take(&mut self.thread)) };
+        drop(jobs);
+        // The stages' threads may need the interpreter's lock to end.
+        Python::with_gil(|py| py.allow_threads(|| drop(thread.join())));
+    }
+}

@@ -1,0 +1,329 @@
+//! The class behind `gpipe.Pipeline`.
+
+use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
+
+use gpipe::{Count, Group, Interrupt, Outputs, Tensors, processes::Transport};
+use gpipe_checkpoint::{Checkpoints, RunInfo, Settings as CheckpointSettings};
+use gpipe_distributed::{Cluster, environment::Environment};
+use pyo3::{prelude::*, types::PyDict};
+use pyo3_tch::PyTensor;
+use tch::Tensor;
+
+use crate::{
+    convert::{named, optional, tuple},
+    driver::{Driver, Owned},
+    failure::{Failure, exception, raised},
+    planning, report,
+    settings::{Prepared, Settings},
+};
+
+/// A pipeline on a thread of its own.
+#[pyclass(frozen)]
+pub(crate) struct Engine {
+    driver: Arc<Driver>,
+    failure: Failure,
+    cluster: Option<Arc<Cluster>>,
+    /// To measure it, which builds it again.
+    builder: gpipe::PipelineBuilder,
+}
+
+impl Engine {
+    /// Runs `job`, and turns its error into an exception.
+    fn with<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        job: impl FnOnce(&mut Owned) -> gpipe::Result<T> + Send + 'static,
+    ) -> PyResult<T> {
+        drop(self.failure.take());
+        let done = self.driver.call(py, job)?;
+        done.map_err(|error| exception(py, &error, &self.failure))
+    }
+
+    /// As [`Engine::with`], for calls on checkpoints.
+    fn with_files<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        job: impl FnOnce(&mut Owned) -> Result<T, gpipe_checkpoint::CheckpointError> + Send + 'static,
+    ) -> PyResult<T> {
+        let done = self.driver.call(py, job)?;
+        done.map_err(|error| raised(py, "CheckpointError", &error.to_string()))
+    }
+}
+
+fn arguments(tensors: Vec<Option<PyTensor>>) -> Tensors {
+    Tensors::new(optional(tensors))
+}
+
+#[pymethods]
+impl Engine {
+    /// Builds the pipeline. With `in_processes`, meets the processes that the environment names.
+    #[new]
+    fn new(
+        py: Python<'_>,
+        settings: Settings,
+        in_processes: bool,
+        deadline: f64,
+    ) -> PyResult<Self> {
+        let (interrupt, failure) = (Interrupt::default(), Failure::default());
+        let mut prepared = settings.prepare(&interrupt, &failure)?;
+        let cluster = if in_processes { meet(py, deadline)? } else { None };
+        if let Some(cluster) = &cluster {
+            let transport = Arc::clone(cluster);
+            prepared.builder = prepared.builder.processes(transport);
+        }
+        let builder = prepared.builder.clone();
+        let built = Driver::start(py, interrupt, move || Prepared::build(prepared))?;
+        match built {
+            Ok(driver) => Ok(Self { driver: Arc::new(driver), failure, cluster, builder }),
+            Err(error) => Err(exception(py, &error, &failure)),
+        }
+    }
+
+    /// (rank, number of processes).
+    #[getter]
+    fn processes(&self) -> (usize, usize) {
+        self.cluster.as_ref().map_or((0, 1), |cluster| (cluster.rank(), cluster.size()))
+    }
+
+    fn train_step<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: Vec<Option<PyTensor>>,
+        targets: Vec<Option<PyTensor>>,
+        lr: Option<f64>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let (inputs, targets) = (arguments(inputs), arguments(targets));
+        let own = self.with(py, move |owned| {
+            if let Some(lr) = lr {
+                owned.pipeline.set_learning_rate(lr);
+            }
+            owned.pipeline.train_step(inputs, targets)
+        })?;
+        report::step(py, own)
+    }
+
+    fn evaluate<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: Vec<Option<PyTensor>>,
+        targets: Vec<Option<PyTensor>>,
+    ) -> PyResult<Bound<'py, PyDict>> {
+        let (inputs, targets) = (arguments(inputs), arguments(targets));
+        let own = self.with(py, move |owned| owned.pipeline.evaluate(inputs, targets))?;
+        report::evaluation(py, own)
+    }
+
+    fn predict<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: Vec<Option<PyTensor>>,
+    ) -> PyResult<Bound<'py, PyAny>> {
+        let inputs = arguments(inputs);
+        let outputs = self.with(py, move |owned| owned.pipeline.predict(inputs))?;
+        Ok(tuple(py, outputs)?.into_any())
+    }
+
+    /// A forward whose backward may come. Applies the statistics of batch norms, as PyTorch does.
+    fn forward<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: Vec<Option<PyTensor>>,
+    ) -> PyResult<(Bound<'py, PyAny>, OpenForward)> {
+        let inputs = arguments(inputs);
+        let (number, tensors) = self.with(py, move |owned| {
+            let outputs = owned.pipeline.forward(inputs)?;
+            owned.pipeline.apply_statistics(&outputs)?;
+            let tensors: Vec<Tensor> = outputs.tensors().iter().map(Tensor::detach).collect();
+            owned.next += 1;
+            owned.open.insert(owned.next, outputs);
+            Ok((owned.next, tensors))
+        })?;
+        let open = OpenForward { number, driver: Arc::clone(&self.driver) };
+        Ok((tuple(py, tensors)?.into_any(), open))
+    }
+
+    /// Goes back through a forward. Returns the gradients of the inputs, and those of parameters by
+    /// name.
+    #[allow(clippy::type_complexity)] // of Python
+    fn backward(
+        &self,
+        py: Python<'_>,
+        open: &OpenForward,
+        gradients: Vec<Option<PyTensor>>,
+    ) -> PyResult<(Vec<Option<PyTensor>>, Vec<(String, PyTensor)>)> {
+        let (number, gradients) = (open.number, arguments(gradients));
+        let (inputs, parameters) = self.with(py, move |owned| {
+            let Some(outputs) = owned.open.remove(&number) else {
+                return Err(gpipe::Error::Input(
+                    "this backward has run: gpipe frees what it needs, so it cannot run again \
+                    (retain_graph=True); call the pipeline again"
+                        .into(),
+                ));
+            };
+            let inputs = owned.pipeline.backward(&outputs, gradients)?;
+            Ok((inputs, owned.pipeline.take_gradients()?))
+        })?;
+        Ok((inputs.into_iter().map(|own| own.map(PyTensor)).collect(), named(parameters)))
+    }
+
+    /// Forwards and backwards under the schedule, with the pipeline's loss. Returns the evaluation,
+    /// and the gradients by name.
+    #[allow(clippy::type_complexity)] // of Python
+    fn accumulate<'py>(
+        &self,
+        py: Python<'py>,
+        inputs: Vec<Option<PyTensor>>,
+        targets: Vec<Option<PyTensor>>,
+        count: Option<f64>,
+    ) -> PyResult<(Bound<'py, PyDict>, Vec<(String, PyTensor)>)> {
+        let (inputs, targets) = (arguments(inputs), arguments(targets));
+        let (own, gradients) = self.with(py, move |owned| {
+            let own = owned.pipeline.counts_of(&inputs, &targets)?;
+            let total = count.unwrap_or(own[0]);
+            // Divided by the whole count, so the parts of a larger batch add up.
+            let found = owned.pipeline.accumulate(inputs, targets, Count::Unknown)?;
+            let mut gradients = owned.pipeline.take_gradients()?;
+            let scale = own[0] / total;
+            if scale != 1.0 {
+                for (_, gradient) in &mut gradients {
+                    let _ = gradient.f_mul_scalar_(scale)?;
+                }
+            }
+            Ok((found, gradients))
+        })?;
+        Ok((report::evaluation(py, own)?, named(gradients)))
+    }
+
+    /// Gives up an update that runs in parts.
+    fn discard(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |owned| {
+            owned.open.clear();
+            owned.pipeline.discard_update()
+        })
+    }
+
+    fn parameters(&self, py: Python<'_>) -> PyResult<Vec<(String, PyTensor)>> {
+        Ok(named(self.with(py, |owned| owned.pipeline.parameters())?))
+    }
+
+    fn averages(&self, py: Python<'_>) -> PyResult<Vec<(String, PyTensor)>> {
+        Ok(named(self.with(py, |owned| owned.pipeline.averages())?))
+    }
+
+    fn gradients(&self, py: Python<'_>) -> PyResult<Vec<(String, PyTensor)>> {
+        Ok(named(self.with(py, |owned| owned.pipeline.gradients())?))
+    }
+
+    fn set_parameters(&self, py: Python<'_>, values: Vec<(String, PyTensor)>) -> PyResult<()> {
+        let values: Vec<_> = values.into_iter().map(|(name, own)| (name, own.0)).collect();
+        self.with(py, move |owned| owned.pipeline.set_parameters(&values))
+    }
+
+    fn refresh(&self, py: Python<'_>) -> PyResult<()> {
+        self.with(py, |owned| owned.pipeline.refresh_parameters())
+    }
+
+    fn regroup(&self, py: Python<'_>, groups: Vec<(Vec<String>, f64, f64)>) -> PyResult<()> {
+        let group = |(names, lr_scale, decay): (Vec<String>, f64, f64)| {
+            Group::matching(names).lr_scale(lr_scale).weight_decay(decay)
+        };
+        let groups: Vec<Group> = groups.into_iter().map(group).collect();
+        self.with(py, move |owned| owned.pipeline.regroup(groups))
+    }
+
+    fn set_input_gradients(&self, py: Python<'_>, wanted: bool) -> PyResult<()> {
+        self.with(py, move |owned| owned.pipeline.set_input_gradients(wanted))
+    }
+
+    #[getter]
+    fn balance(&self, py: Python<'_>) -> PyResult<Vec<usize>> {
+        self.with(py, |owned| Ok(owned.pipeline.balance().to_vec()))
+    }
+
+    #[getter]
+    fn steps(&self, py: Python<'_>) -> PyResult<u64> {
+        self.with(py, |owned| Ok(owned.pipeline.steps()))
+    }
+
+    /// Saves a checkpoint in `folder`, and waits until it is on disk. Returns its folder.
+    fn save(&self, py: Python<'_>, folder: PathBuf, keep: usize) -> PyResult<PathBuf> {
+        let cluster = self.cluster.clone();
+        self.with_files(py, move |owned| {
+            let settings = CheckpointSettings { keep, ..CheckpointSettings::default() };
+            let mut checkpoints = match cluster {
+                Some(cluster) => {
+                    let transport: Arc<dyn Transport> = cluster;
+                    Checkpoints::open_among(&folder, settings, &transport)?
+                }
+                None => Checkpoints::open(&folder, settings)?,
+            };
+            let mut info = RunInfo::default();
+            info.progress.batches = owned.pipeline.steps();
+            let first = checkpoints.save(&mut owned.pipeline, info)?;
+            let saved = checkpoints.wait()?.or(first);
+            Ok(saved.map_or(folder, |saved| saved.folder))
+        })
+    }
+
+    /// Restores the newest checkpoint in `folder`, or the one that `folder` is. Returns its folder.
+    fn restore(&self, py: Python<'_>, folder: PathBuf) -> PyResult<PathBuf> {
+        self.with_files(py, move |owned| {
+            let found = planning::find(&folder)?;
+            found.restore(&mut owned.pipeline)?;
+            Ok(found.folder().to_path_buf())
+        })
+    }
+
+    /// Measures the layers' costs. Returns a profile as JSON.
+    fn profile(
+        &self,
+        py: Python<'_>,
+        inputs: Vec<Option<PyTensor>>,
+        targets: Vec<Option<PyTensor>>,
+        micro_batches: Vec<usize>,
+        schedules: Vec<String>,
+        steps: usize,
+    ) -> PyResult<String> {
+        let (builder, batch) = (self.builder.clone(), (arguments(inputs), arguments(targets)));
+        let job = planning::Measurement { builder, batch, micro_batches, schedules, steps };
+        self.with(py, move |_| job.run())
+    }
+
+    /// The bytes that each process gives, of all processes.
+    fn gather(&self, py: Python<'_>, own: Vec<u8>) -> PyResult<Vec<Vec<u8>>> {
+        let Some(cluster) = self.cluster.clone() else { return Ok(vec![own]) };
+        self.with(py, move |_| Ok(cluster.gather(own)?))
+    }
+}
+
+/// Meets the processes that the environment names. `None` if it names none.
+fn meet(py: Python<'_>, deadline: f64) -> PyResult<Option<Arc<Cluster>>> {
+    let failed = |text: String| raised(py, "PeerError", &text);
+    let Some(environment) =
+        Environment::read().map_err(|error| raised(py, "SettingError", &error.to_string()))?
+    else {
+        return Ok(None);
+    };
+    let deadline = Duration::try_from_secs_f64(deadline).unwrap_or(Duration::from_secs(600));
+    let meeting = environment.meeting(deadline, Vec::new());
+    let meeting = meeting.map_err(|error| raised(py, "SettingError", &error.to_string()))?;
+    let joined = py.allow_threads(|| Cluster::join(meeting).map_err(|error| error.to_string()));
+    joined.map(Some).map_err(failed)
+}
+
+/// The right to go back through a forward once. Dropping it frees what the stages kept.
+#[pyclass(frozen)]
+pub(crate) struct OpenForward {
+    number: u64,
+    driver: Arc<Driver>,
+}
+
+impl Drop for OpenForward {
+    fn drop(&mut self) {
+        let number = self.number;
+        self.driver.send(move |owned: &mut Owned| {
+            let open: &mut HashMap<u64, Outputs> = &mut owned.open;
+            drop(open.remove(&number));
+        });
+    }
+}

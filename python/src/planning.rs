@@ -1,0 +1,117 @@
+//! Profiles, plans and checkpoints on disk, for Python.
+
+use std::path::{Path, PathBuf};
+
+use gpipe::{
+    Bytes, Error, PipelineBuilder, Result, Schedule, Tensors,
+    plan::{PlanDevice, Request, Usual, explain, search},
+    profile::{Profile, Profiling, profile},
+};
+use gpipe_checkpoint::{Checkpoint, CheckpointError, folder};
+use pyo3::{prelude::*, types::PyDict};
+use pyo3_tch::PyTensor;
+
+use crate::{convert::named, failure::raised};
+
+/// A measurement of the layers' costs.
+pub(crate) struct Measurement {
+    pub builder: PipelineBuilder,
+    pub batch: (Tensors, Tensors),
+    pub micro_batches: Vec<usize>,
+    pub schedules: Vec<String>,
+    pub steps: usize,
+}
+
+impl Measurement {
+    /// Measures, and returns the profile as JSON.
+    pub(crate) fn run(self) -> Result<String> {
+        let schedules: Vec<Schedule> = self
+            .schedules
+            .iter()
+            .map(|text| text.parse().map_err(|error| Error::Setting(format!("{error}"))))
+            .collect::<Result<_>>()?;
+        let settings = Profiling {
+            micro_batches: &self.micro_batches,
+            schedules: &schedules,
+            steps: self.steps,
+            passes: 1,
+            batches: &[self.batch],
+            machine: "this machine",
+        };
+        profile(&settings, || Ok(self.builder.clone()), |_| (), Ok)?.to_json()
+    }
+}
+
+/// Finds the fastest plan that fits. Returns it, with what is predicted, as a dictionary.
+#[pyfunction]
+#[allow(clippy::too_many_arguments)] // keywords of Python
+pub(crate) fn plan<'py>(
+    py: Python<'py>,
+    measured: &str,
+    stages: Vec<usize>,
+    micro_batches: Vec<usize>,
+    schedules: Vec<String>,
+    samples: usize,
+    memory: Option<u64>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let wrong = |text: String| raised(py, "SettingError", &text);
+    let measured =
+        Profile::from_json(measured, "the profile").map_err(|error| wrong(error.to_string()))?;
+    let schedules: Vec<Schedule> = schedules
+        .iter()
+        .map(|text| text.parse().map_err(|error| wrong(format!("{error}"))))
+        .collect::<PyResult<_>>()?;
+    let most = stages.iter().copied().max().unwrap_or(1);
+    let devices = vec![PlanDevice { memory: memory.map(Bytes), ..PlanDevice::default() }; most];
+    let request = Request {
+        model: &measured.costs,
+        devices: &devices,
+        samples,
+        stages,
+        micro_batches,
+        schedules,
+        balance: None,
+        remat: None,
+        budget: Request::BUDGET,
+        usual: None::<Usual>,
+    };
+    let found = py.allow_threads(|| search(&request)).map_err(|error| wrong(error.to_string()))?;
+    let all = PyDict::new(py);
+    all.set_item("balance", found.plan.balance.clone())?;
+    all.set_item("micro_batches", found.plan.micro_batches)?;
+    all.set_item("schedule", found.plan.schedule.to_string())?;
+    all.set_item("remat", found.plan.remat.to_string())?;
+    all.set_item("step", found.prediction.step().0 as f64 * 1e-9)?;
+    all.set_item("bubble", found.prediction.bubble())?;
+    let peaks: Vec<u64> = found.prediction.device_peaks().iter().map(|own| own.0).collect();
+    all.set_item("peaks", peaks)?;
+    all.set_item("explanation", explain(&found))?;
+    Ok(all)
+}
+
+/// The checkpoint that `path` is, or the newest one in it.
+pub(crate) fn find(path: &Path) -> std::result::Result<Checkpoint, CheckpointError> {
+    let found = folder::find(path)?.found;
+    found.ok_or_else(|| CheckpointError::NotFound {
+        path: path.to_path_buf(),
+        reason: "there is no checkpoint in it".into(),
+    })
+}
+
+/// The parameters of a checkpoint by name, and the checkpoint's folder.
+#[pyfunction]
+pub(crate) fn checkpoint_parameters(
+    py: Python<'_>,
+    folder: PathBuf,
+    averages: bool,
+) -> PyResult<(Vec<(String, PyTensor)>, PathBuf)> {
+    let read = || {
+        let found = find(&folder)?;
+        let values = if averages { found.averages()? } else { found.parameters()? };
+        Ok((values, found.folder().to_path_buf()))
+    };
+    let read: std::result::Result<_, CheckpointError> = py.allow_threads(read);
+    let (values, folder) =
+        read.map_err(|error| raised(py, "CheckpointError", &error.to_string()))?;
+    Ok((named(values), folder))
+}
