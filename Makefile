@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-bilingual parity book fonts catalogues
+.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-bilingual parity python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -55,6 +55,13 @@ bench-schedules: setup ## 1F1B, ZB-H1 and interleaved stages in turn, and what w
 
 bench-bilingual: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py
+
+python: ## Build the Python package into python/env (fetches PyTorch once, 3 GB; 7 minutes on two cores; needs python3-venv, python3-dev)
+	@python3 scripts/python.py
+
+test-python: ## All tests of the Python package: the whole zoo at every K, schedule and policy (half an hour on two cores)
+	@python3 scripts/python.py --tests
+	cd python && GPIPE_ZOO=full env/bin/python -m pytest $(ARGS)
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \

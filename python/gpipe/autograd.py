@@ -40,12 +40,7 @@ def run(pipe: Pipeline, tensors: list[torch.Tensor]):
     pipe._refresh()
     if not torch.is_grad_enabled() and not pipe.model.training:
         return pipe._nested(pipe._engine.predict([own.detach() for own in tensors]))
-    names = pipe._full_names()
-    parameters: dict[str, torch.Tensor] = {}
-    for layer in pipe._layers:
-        for own, _ in pipe._module_tensors(layer):
-            if own.requires_grad:
-                parameters.setdefault(names[id(own)], own)
+    parameters = {own.name: own.tensor for own in pipe._tensors if own.tensor.requires_grad}
     if not torch.is_grad_enabled():
         outputs, _ = pipe._engine.forward([own.detach() for own in tensors])
         outputs = tuple(own.detach() for own in outputs)

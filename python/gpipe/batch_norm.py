@@ -33,9 +33,9 @@ def defer(module: nn.Module, first: int) -> None:
     def forward(x: torch.Tensor) -> torch.Tensor:
         if module.training and _gpipe.in_layer():
             return _gpipe.batch_norm(x, first, module.num_features, module.eps, module.momentum)
-        # In evaluation, or where the layer is timed: nothing is counted.
-        statistics = (None, None) if module.training else (module.running_mean, module.running_var)
-        return F.batch_norm(x, *statistics, module.weight, module.bias, module.training, 0.0,
-                            module.eps)
+        # In evaluation, or where shapes are inferred or the layer is timed: nothing is counted.
+        training = module.training and x.numel() > x.size(1)
+        statistics = (None, None) if training else (module.running_mean, module.running_var)
+        return F.batch_norm(x, *statistics, module.weight, module.bias, training, 0.0, module.eps)
 
     module.forward = forward

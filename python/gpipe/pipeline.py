@@ -129,6 +129,8 @@ class Pipeline:
         if not named:
             raise SettingError("the model has no layers")
         self._layers = self._make_layers(named)
+        self._tensors = _tensors_of(self._layers)
+        self._master = torch.float64 if self._dtype == torch.float64 else torch.float32
         self._takes, tensors = Structure.of(example)
         if not tensors:
             raise SettingError(f"example {example!r} holds no tensor: give a mini-batch's inputs")
@@ -144,8 +146,8 @@ class Pipeline:
         self._loss = None
         if loss is not None:
             each = max(1, self._samples // micro_batches)
-            self._loss = losses.mapped(loss, self._zero_outputs, each)
-        self._names = {}
+            self._loss = _LossOnStages(self._gives, self._outputs, self._samples)
+            self._loss.loss = losses.mapped(loss, self._loss.zeros, each)
         self._pending_batches = 0
         self._modes: dict[nn.Module, bool] = {}
         self._gives_input_gradients = False
@@ -169,7 +171,7 @@ class Pipeline:
             "keep_gradients": keep_gradients,
             "open_forwards": open_forwards,
             "norms_follow_micro_batches": _norms_follow_micro_batches,
-            "loss": self._loss and (self._sum, self._count),
+            "loss": self._loss and (self._loss.sum, self._loss.count),
         }
         in_processes = _several() if processes is None else processes
         if balance is None and len(devices) > 1 and not in_processes:
@@ -179,9 +181,6 @@ class Pipeline:
         self._mode(self.model.training)
         self._engine = _gpipe.Engine(settings, in_processes, float(deadline))
         self._rank, self._size = self._engine.processes
-        self._unshared = [(own, slot) for own in self._layers
-                          for slot in range(len(own.parameters))
-                          if not own.parameters[slot]["shared"]]
         self._on_cpu = all(str(own) == "cpu" for own in devices)
         reference = weakref.ref(self)
 
@@ -190,6 +189,9 @@ class Pipeline:
             if pipe is not None and pipe._engine is not None and pipe._size == 1:
                 pipe.sync()
 
+        ties = any(own["tie"] for layer in self._layers for own in layer.parameters)
+        self._has_copies = ties or self._dtype in (torch.bfloat16, torch.float16)
+        self._remember()
         self._hook = model.register_state_dict_pre_hook(before_state_dict)
         _open.add(self)
 
@@ -210,7 +212,9 @@ class Pipeline:
         if groups is not None:
             self._engine.regroup(groups)
         self._mode(True)
+        self._refresh()
         fields = self._engine.train_step(self._flat(x), self._targets(y), lr)
+        self._remember()
         report = StepReport.of(fields)
         if not report.skipped:
             self._pending_batches += 1
@@ -267,17 +271,17 @@ class Pipeline:
         processes, all of them call it."""
         self._needs()
         self._count_batches()
-        if self._size == 1 and self._on_cpu and not self._copies_parameters():
+        if self._size == 1 and self._on_cpu and not any(own.is_copied for own in self._tensors):
             return
         values = dict(self._engine.parameters())
         if self._size > 1:
             values = self._of_all_processes(values)
         with torch.no_grad():
-            for layer in self._layers:
-                for own, name in self._module_tensors(layer):
-                    value = values.get(f"{layer.name}.{name}")
-                    if value is not None and own.data_ptr() != value.data_ptr():
-                        own.copy_(value)
+            for own in self._tensors:
+                value = values.get(own.name)
+                if value is not None and own.is_copied or self._size > 1:
+                    own.tensor.copy_(value)
+        self._remember()
 
     def save(self, folder: str | os.PathLike, *, keep: int = 2) -> Path:
         """Saves everything between two steps (parameters, optimizer state, averages, counters) as a
@@ -294,6 +298,7 @@ class Pipeline:
         self._needs()
         found = Path(self._engine.restore(os.fspath(folder)))
         self._restore_batches()
+        self._remember()
         return found
 
     def averages(self) -> dict[str, torch.Tensor]:
@@ -452,28 +457,11 @@ class Pipeline:
             layer.flops = spent
 
     def _full_names(self) -> dict[int, str]:
-        """The engine's name of each parameter of the user's."""
-        names: dict[int, str] = {}
-        for layer in self._layers:
-            for own, name in self._module_tensors(layer):
-                names.setdefault(id(own), f"{layer.name}.{name}")
-        return names
-
-    def _module_tensors(self, layer: Layer):
-        """The module's own tensors, with their names in the layer."""
-        originals = dict(layer.original.named_modules(remove_duplicate=False))
-        for own in layer.parameters:
-            path, _, name = own["name"].rpartition(".")
-            module = originals[path]
-            value = module._parameters.get(name)
-            value = module._buffers.get(name) if value is None else value
-            if value is not None and name != "num_batches_tracked":
-                yield value, own["name"]
+        """The engine's name of each tensor of the module's."""
+        return {id(own.tensor): own.name for own in self._tensors}
 
     def _trained(self) -> set[str]:
-        names = self._full_names()
-        return {names[id(own)] for layer in self._layers
-                for own, _ in self._module_tensors(layer) if own.requires_grad}
+        return {own.name for own in self._tensors if own.tensor.requires_grad}
 
     # Calls.
 
@@ -510,7 +498,8 @@ class Pipeline:
 
     def _targets(self, value: Any) -> list[torch.Tensor]:
         given, tensors = Structure.of(value)
-        self._target = given
+        if self._loss is not None:
+            self._loss.target = given
         if not tensors:
             raise SettingError(f"the target {value!r} holds no tensor")
         return tensors
@@ -518,27 +507,32 @@ class Pipeline:
     def _nested(self, tensors) -> Any:
         return self._gives.fill(list(tensors))
 
-    def _sum(self, outputs, targets):
-        return self._loss.sum(self._gives.fill(outputs), self._target.fill(targets))
-
-    def _count(self, targets):
-        return float(self._loss.count(self._target.fill(targets)))
-
-    def _zero_outputs(self, samples: int) -> Any:
-        shapes = [([samples, *shape[1:]] if shape and shape[0] == self._samples else shape, dtype)
-                  for shape, dtype in self._outputs]
-        return self._gives.fill([torch.zeros(shape, dtype=getattr(torch, dtype))
-                                 for shape, dtype in shapes])
-
-    def _copies_parameters(self) -> bool:
-        return any(slot is not None and not own["shared"]
-                   for layer in self._layers
-                   for slot, own in zip(layer.slots, layer.parameters))
-
     def _refresh(self) -> None:
-        """Lets the stages see what the user has changed in the module's tensors."""
-        if self._dtype in (torch.bfloat16, torch.float16) and self._mapped is None:
+        """Lets the stages see what the user has changed in the module's tensors, where they have
+        copies of them."""
+        changed = []
+        for own in self._tensors:
+            if own.is_replaced():
+                raise SettingError(
+                    f"'{own.name}' is not the tensor, or has not the memory, that it had when the "
+                    f"pipeline was made (model.to(...), p.data = ..., another nn.Parameter): make "
+                    f"a new pipeline")
+            if own.tensor._version != own.version:
+                changed.append(own)
+        if not changed:
+            return
+        copied = [(own.name, own.tensor.detach().to("cpu", self._master).contiguous())
+                  for own in changed if own.is_copied]
+        if copied:
+            self._engine.set_parameters(copied)
+        if self._has_copies:
             self._engine.refresh()
+        self._remember()
+
+    def _remember(self) -> None:
+        """Later changes of the module's tensors are the user's."""
+        for own in self._tensors:
+            own.version = own.tensor._version
 
     def _count_batches(self) -> None:
         """Adds the mini-batches since the last time to batch norms' counters."""
@@ -567,17 +561,13 @@ class Pipeline:
     def _add_gradients(self, gradients) -> None:
         """Adds gradients to the module's parameters, as autograd does."""
         given = dict(gradients)
-        names = self._full_names()
         with torch.no_grad():
-            done = set()
-            for layer in self._layers:
-                for own, _ in self._module_tensors(layer):
-                    gradient = given.get(names[id(own)])
-                    if gradient is None or id(own) in done:
-                        continue
-                    done.add(id(own))
-                    gradient = gradient.to(own.device, own.dtype)
-                    own.grad = gradient if own.grad is None else own.grad + gradient
+            for name, tensor in ((own.name, own.tensor) for own in self._tensors):
+                gradient = given.get(name)
+                if gradient is None:
+                    continue
+                gradient = gradient.to(tensor.device, tensor.dtype)
+                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
 
     def _as_layer(self, tensors) -> Any:
         from .autograd import run
@@ -588,6 +578,62 @@ class Pipeline:
         from .processes import gather
 
         return gather(self._engine, own)
+
+
+class _ModuleTensor:
+    """A parameter or running statistic of the user's module."""
+
+    def __init__(self, name: str, table: dict, key: str, is_copied: bool):
+        self.name, self.is_copied = name, is_copied
+        self.table, self.key = table, key
+        self.tensor: torch.Tensor = table[key]
+        self.address, self.version = self.tensor.data_ptr(), self.tensor._version
+
+    def is_replaced(self) -> bool:
+        """Whether the module has another tensor now, or the tensor other memory."""
+        same = self.table[self.key] is self.tensor
+        return not same or self.tensor.data_ptr() != self.address
+
+
+def _tensors_of(layers: list[Layer]) -> list[_ModuleTensor]:
+    """The module's own tensors that the engine trains or keeps, each once."""
+    found: dict[int, _ModuleTensor] = {}
+    for layer in layers:
+        originals = dict(layer.original.named_modules(remove_duplicate=False))
+        for own in layer.parameters:
+            path, _, key = own["name"].rpartition(".")
+            module = originals[path]
+            table = module._parameters if key in module._parameters else module._buffers
+            # The engine counts mini-batches in a number of its own; see `_count_batches`.
+            if table.get(key) is not None and key != "num_batches_tracked":
+                full = f"{layer.name}.{own['name']}"
+                made = _ModuleTensor(full, table, key, not own["shared"])
+                found.setdefault(id(made.tensor), made)
+    return list(found.values())
+
+
+class _LossOnStages:
+    """The loss as the engine calls it, on tensors without nesting. It knows nothing of the pipeline,
+    which would otherwise never be freed: the engine holds it."""
+
+    loss: losses.Loss
+
+    def __init__(self, gives: Structure, outputs: list, samples: int):
+        self.gives, self.outputs, self.samples = gives, outputs, samples
+        self.target: Structure | None = None
+
+    def sum(self, outputs, targets):
+        return self.loss.sum(self.gives.fill(outputs), self.target.fill(targets))
+
+    def count(self, targets):
+        return float(self.loss.count(self.target.fill(targets)))
+
+    def zeros(self, samples: int) -> Any:
+        """Outputs of zeros."""
+        shapes = [([samples, *shape[1:]] if shape and shape[0] == self.samples else shape, dtype)
+                  for shape, dtype in self.outputs]
+        return self.gives.fill([torch.zeros(shape, dtype=getattr(torch, dtype))
+                                for shape, dtype in shapes])
 
 
 def _positive(name: str, value: Any) -> int:
@@ -666,7 +712,9 @@ def _timed(layer: Layer, values, skips):
         start = time.perf_counter()
         with skip.Recorder({name: leaf(own) for name, own in popped.items()}) as recorder:
             output = layer.module(layer.takes.fill(inputs))
-        _, tensors = Structure.of(output)
+        given, tensors = Structure.of(output)
+        if layer.gives is None:
+            layer.gives = given
         outputs = [own for own in tensors if own.requires_grad]
         leaves = [own for own in (*layer.module.parameters(), *inputs) if own.requires_grad]
         if outputs and leaves:

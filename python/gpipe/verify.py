@@ -68,9 +68,9 @@ def verify(
     most = len(layers_of(model))
     first, reference, runs = None, {}, []
     for number in dict.fromkeys([1, *stages]):
-        if number > most:
-            continue
         for schedule in schedules:
+            if number * _chunks(schedule) > most:
+                continue
             for remat in remats:
                 name = f"K={number} {schedule} {remat}"
                 found = _train(model, example, target, loss, number, schedule, remat,
@@ -94,7 +94,8 @@ def _train(model, example, target, loss, stages, schedule, remat, micro_batches,
     found: dict[str, torch.Tensor] = {}
     with Pipeline(model, example, stages=stages, schedule=schedule, remat=remat,
                   micro_batches=micro_batches, loss=loss, optimizer=optimizer, seed=seed,
-                  dtype=dtype, keep_gradients=True, balance=_even(model, stages)) as pipe:
+                  dtype=dtype, keep_gradients=True,
+                  balance=_even(model, stages * _chunks(schedule))) as pipe:
         if target is None:
             target = _target(pipe.predict(example))
         for step in range(steps):
@@ -111,6 +112,12 @@ def _train(model, example, target, loss, stages, schedule, remat, micro_batches,
         if isinstance(value, torch.Tensor):
             found[f"after {steps} steps: {name}"] = value.clone()
     return found
+
+
+def _chunks(schedule):
+    """Stages on each device."""
+    name, _, number = schedule.partition(":")
+    return int(number) if name == "interleaved" else 1
 
 
 def _even(model, stages):

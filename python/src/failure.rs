@@ -14,6 +14,10 @@ pub(crate) struct Failure(Arc<Mutex<Option<PyErr>>>);
 impl Failure {
     /// Keeps `exception` if it is the first. Returns it as an error of the engine.
     pub(crate) fn keep(&self, py: Python<'_>, exception: PyErr) -> LayerError {
+        if let Some(refusal) = gpipe_bridge::memory::take_refusal() {
+            // PyTorch's own exception knows neither the stage nor the cap.
+            return LayerError::OutOfMemory(refusal);
+        }
         let text = exception.value(py).to_string();
         let kind = exception.get_type(py).name().map_or_else(|_| String::new(), |n| n.to_string());
         let mut first = self.0.lock().unwrap_or_else(PoisonError::into_inner);

@@ -95,7 +95,7 @@ pub(crate) struct Prepared {
 impl Prepared {
     /// Builds the pipeline with its values.
     pub(crate) fn build(self) -> gpipe::Result<Pipeline> {
-        let mut pipeline = self.builder.build()?;
+        let mut pipeline = self.builder.given_parameters().build()?;
         pipeline.share_parameters(&self.shared)?;
         pipeline.set_parameters(&self.copied)?;
         Ok(pipeline)

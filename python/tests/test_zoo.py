@@ -27,10 +27,8 @@ def test_transparency(name):
     model, example = made(name)
     if FULL:
         gpipe.verify(model, example, [1, 2, 3, 4], schedules=SCHEDULES, remats=REMATS)
-        if len(list(gpipe.sequence.layers_of(model)
-                    if hasattr(gpipe.sequence, "layers_of") else model.children())) >= 4:
-            gpipe.verify(model, example, [1, 2], schedules=["interleaved:2"],
-                         remats=["unless-adjacent", "always"])
+        if count_layers(model) >= 4:
+            gpipe.verify(model, example, [1, 2], schedules=["interleaved:2"], remats=REMATS)
         return
     gpipe.verify(model, example, [1, 3], schedules=["zb-h1"], remats=["never"])
     gpipe.verify(model, example, [2], schedules=["1f1b"], remats=["always"])
@@ -39,8 +37,13 @@ def test_transparency(name):
 @pytest.mark.parametrize("name", [name for name, own in ZOO.items() if own.exact])
 def test_gradients_are_pytorchs(name):
     model, example = made(name)
+    norms = ZOO[name].norms
+    if norms:  # gradients before a batch norm nearly cancel: float64 shows that they are the same
+        model.double()
+        example = torch.utils._pytree.tree_map(
+            lambda own: own.double() if own.is_floating_point() else own, example)
     plain = copy.deepcopy(model)
-    chunks = 2 if ZOO[name].norms else 1
+    chunks = 2 if norms else 1
     expected = gradients(plain, example, chunks)
     trained = [own for own in model.parameters() if own.requires_grad]
     with gpipe.Pipeline(model, example, stages=2, micro_batches=2, keep_gradients=True,
@@ -54,10 +57,14 @@ def test_gradients_are_pytorchs(name):
     norm = torch.sqrt(sum((own ** 2).sum() for own in expected.values()))
     for full, gradient in found.items():
         other = expected[full]
-        # The contract for another number of micro-batches, in float32.
-        bound = 1e-5 * torch.maximum(other.abs(), 1e-3 * norm)
+        # The contract against an unpipelined run.
+        bound = (1e-10 if norms else 1e-5) * torch.maximum(other.abs(), 1e-3 * norm)
         excess = ((gradient - other).abs() - bound).max().item()
         assert excess <= 0, f"{full} exceeds the contract by {excess:.2e}"
+
+
+def count_layers(model):
+    return len(model.layers) if isinstance(model, gpipe.Sequence) else len(model)
 
 
 def square(output, _):

@@ -217,13 +217,17 @@ impl Pipeline {
         for (name, value) in values {
             let uses = self.uses_of(name, &here);
             let Some(&(owner, _)) = uses.first() else { continue };
+            let mut of_stage = (owner, value.shallow_clone());
             for (number, &(stage, place)) in uses.iter().enumerate() {
-                let value = value.shallow_clone();
                 // Each stage updates its own copy of a tied weight, so only one has the caller's.
-                let share = move |own: &mut Stage| match stage == owner {
-                    true => own.visit_parameters()?.share(place, &value, number == 0),
-                    false => own.visit_parameters()?.set(place, &value.f_detach()?),
-                };
+                let is_first = number == 0 || of_stage.0 != stage;
+                if of_stage.0 != stage {
+                    // `detach_copy` alone would be a part of the graph.
+                    of_stage = (stage, value.f_detach()?.f_detach_copy()?);
+                }
+                let value = of_stage.1.shallow_clone();
+                let share =
+                    move |own: &mut Stage| own.visit_parameters()?.share(place, &value, is_first);
                 self.visit(stage, share)??;
             }
             if uses.iter().any(|&(stage, _)| stage != owner) {

@@ -67,6 +67,8 @@ pub(crate) struct StageConfig {
     /// Decay of the moving averages, if there are any.
     pub average: Option<f64>,
     pub norms_follow: NormsFollow,
+    /// Whether the caller gives the parameters' values before the first step.
+    pub given_parameters: bool,
     /// Whether each layer is measured.
     pub profile: bool,
     /// Whether the pipeline runs in a single process.

@@ -164,6 +164,10 @@ impl Parameters {
         (layer, slot): ParamIndex,
         value: &Tensor,
     ) -> Result<(), LayerError> {
+        if is_placeholder(&self.masters[layer][slot]) {
+            let own = value.f_detach()?.f_detach_copy()?;
+            return self.share((layer, slot), &own, true);
+        }
         let _no_grad = tch::no_grad_guard();
         self.masters[layer][slot].f_copy_(value)?;
         let (master, seen) = (&self.masters[layer][slot], &self.working[layer][slot]);
@@ -215,6 +219,15 @@ pub(super) fn copy_to_cpu(tensor: &Tensor) -> Result<Tensor, LayerError> {
     Ok(tensor.f_detach()?.f_to(tch::Device::Cpu)?)
 }
 
+/// Stands for a parameter whose value the caller gives later. It has the shape and no memory.
+fn placeholder(shape: &[i64], kind: tch::Kind) -> Result<Tensor, LayerError> {
+    Ok(Tensor::f_zeros([1], (kind, tch::Device::Cpu))?.f_expand(shape, false)?)
+}
+
+fn is_placeholder(tensor: &Tensor) -> bool {
+    tensor.numel() > 1 && tensor.stride().iter().all(|&stride| stride == 0)
+}
+
 /// Creates the master of a parameter, and the value that its layer sees. A tied parameter starts as
 /// its first use does, on whichever stage that is.
 fn initial(
@@ -246,7 +259,10 @@ fn initial(
         None => (id, spec.init, spec.name.as_str()),
     };
     let key = (config.seed, u64::from(first.0), name);
-    let master = rng::initial(init, &spec.shape, config.precision.master, key)?;
+    let master = match config.given_parameters {
+        true => placeholder(&spec.shape, config.precision.master)?,
+        false => rng::initial(init, &spec.shape, config.precision.master, key)?,
+    };
     let master = master.f_to(config.device.tch())?;
     if reduced && !spec.buffer {
         let seen = leaf(master.f_to_kind(config.precision.compute)?)?;

@@ -415,6 +415,7 @@ impl PipelineBuilder {
             optimizer: self.optimizer.clone(),
             average: self.average,
             norms_follow: self.norms_follow,
+            given_parameters: self.given_parameters,
             profile: self.profile,
             alone: self.transport.is_none(),
             replicas: self.replicas.clone(),

@@ -83,6 +83,7 @@ pub struct PipelineBuilder {
     pub(super) rate: LearningRate,
     pub(super) average: Option<f64>,
     norms_follow: NormsFollow,
+    given_parameters: bool,
     profile: bool,
     padding: Option<Padding>,
     transport: Option<Arc<dyn Transport>>,
@@ -122,6 +123,7 @@ impl PipelineBuilder {
             rate: LearningRate::default(),
             average: None,
             norms_follow: NormsFollow::default(),
+            given_parameters: false,
             profile: false,
             padding: None,
             transport: None,
@@ -253,6 +255,15 @@ impl PipelineBuilder {
     #[must_use]
     pub fn seed(mut self, seed: u64) -> Self {
         self.seed = seed;
+        self
+    }
+
+    /// Leaves the parameters without values and, on CPUs, without memory. The caller gives all of
+    /// them before the first step, with [`Pipeline::share_parameters`](crate::Pipeline::share_parameters) and
+    /// [`Pipeline::set_parameters`](crate::Pipeline::set_parameters).
+    #[must_use]
+    pub fn given_parameters(mut self) -> Self {
+        self.given_parameters = true;
         self
     }
 

@@ -1,0 +1,204 @@
+"""A pipeline as a part of the user's own computation."""
+
+import copy
+
+import pytest
+import torch
+from common import assert_same, batch, model, smooth, values
+from torch import nn
+
+import gpipe
+from gpipe.compat import GPipe
+
+
+def made(own, **settings):
+    x, _ = batch(dtype=next(own.parameters()).dtype)
+    return gpipe.Pipeline(own, x, **{"stages": 2, "micro_batches": 1, **settings})
+
+
+def test_gradients_of_inputs_and_parameters_are_pytorchs():
+    own = smooth()
+    plain = copy.deepcopy(own)
+    x = batch(dtype=torch.float64)[0].requires_grad_()
+    other = x.detach().clone().requires_grad_()
+    with made(own, stages=3, micro_batches=4) as pipe:
+        for _ in range(2):  # gradients add up
+            ((pipe(x * 2) ** 2).sum() + x.sum()).backward()
+            ((plain(other * 2) ** 2).sum() + other.sum()).backward()
+    torch.testing.assert_close(x.grad, other.grad, rtol=1e-10, atol=1e-12)
+    for a, b in zip(own.parameters(), plain.parameters()):
+        torch.testing.assert_close(a.grad, b.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_one_micro_batch_has_pytorchs_bits():
+    own = smooth(torch.float32)
+    plain = copy.deepcopy(own)
+    x, y = batch()
+    with made(own) as pipe:
+        nn.functional.mse_loss(pipe(x), y).backward()
+        nn.functional.mse_loss(plain(x), y).backward()
+        for a, b in zip(own.parameters(), plain.parameters()):
+            assert torch.equal(a.grad, b.grad)
+
+
+def test_batch_norms_are_pytorchs():
+    own = model()
+    own[5].p = 0.0
+    plain = copy.deepcopy(own)
+    x, y = batch()
+    with made(own) as pipe:
+        nn.functional.mse_loss(pipe(x), y).backward()
+        nn.functional.mse_loss(plain(x), y).backward()
+        for a, b in zip(own.parameters(), plain.parameters()):
+            torch.testing.assert_close(a.grad, b.grad, rtol=1e-5, atol=1e-7)
+        own.eval()
+        plain.eval()
+        assert torch.allclose(pipe(x), plain(x), rtol=1e-6)
+    assert int(own[3].num_batches_tracked) == 1
+    torch.testing.assert_close(own[3].running_var, plain[3].running_var)
+
+
+def test_the_users_optimizer_trains_the_modules_parameters():
+    def trained(stages):
+        own = model()
+        optimizer = torch.optim.RAdam(own.parameters(), 0.01)
+        with made(own, stages=stages, micro_batches=4) as pipe:
+            for step in range(3):
+                x, y = batch(seed=step)
+                optimizer.zero_grad()
+                nn.functional.mse_loss(pipe(x), y).backward()
+                optimizer.step()
+        return values(own)
+
+    assert_same(trained(1), trained(3))
+
+
+def test_a_gan_step_goes_through_two_open_forwards():
+    own = smooth()
+    plain = copy.deepcopy(own)
+    (a, _), (b, _) = batch(dtype=torch.float64), batch(seed=2, dtype=torch.float64)
+    with made(own, micro_batches=2) as pipe:
+        (pipe(a).sum() - pipe(b).pow(2).sum()).backward()
+        (plain(a).sum() - plain(b).pow(2).sum()).backward()
+        for x, y in zip(own.parameters(), plain.parameters()):
+            torch.testing.assert_close(x.grad, y.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_without_gradients_nothing_is_kept():
+    with made(smooth(), open_forwards=1) as pipe:
+        x = batch(dtype=torch.float64)[0]
+        for _ in range(4):
+            with torch.no_grad():
+                assert not pipe(x).requires_grad
+        for _ in range(4):
+            assert pipe(x).requires_grad  # dropped at once
+
+
+def test_a_backward_runs_once():
+    with made(smooth()) as pipe:
+        y = pipe(batch(dtype=torch.float64)[0]).sum()
+        y.backward(retain_graph=True)
+        with pytest.raises(gpipe.errors.SettingError, match="retain_graph"):
+            y.backward()
+        pipe(batch(dtype=torch.float64)[0]).sum().backward()
+
+
+def test_frozen_parameters_get_no_gradient():
+    own = smooth()
+    own[0].requires_grad_(False)
+    with made(own) as pipe:
+        pipe(batch(dtype=torch.float64)[0]).sum().backward()
+    assert own[0].weight.grad is None and own[2].weight.grad is not None
+
+
+def test_tied_weights_follow_the_users_updates():
+    def trained(stages):
+        torch.manual_seed(0)
+        embedding, head = nn.Embedding(9, 8), nn.Linear(8, 9, bias=False)
+        head.weight = embedding.weight
+        own = nn.Sequential(embedding, nn.Tanh(), nn.Linear(8, 8), head).double()
+        head.weight = embedding.weight
+        optimizer = torch.optim.NAdam(own.parameters(), 0.05)
+        tokens = torch.randint(9, (4, 5))
+        losses = []
+        with gpipe.Pipeline(own, tokens, stages=stages, micro_batches=2) as pipe:
+            for _ in range(3):
+                optimizer.zero_grad()
+                loss = pipe(tokens).pow(2).mean()
+                loss.backward()
+                optimizer.step()
+                losses.append(loss.item())
+        return losses, values(own)
+
+    one, two = trained(1), trained(2)
+    assert one[0] == two[0]
+    assert_same(one[1], two[1])
+
+
+def test_compat_has_torchgpipes_names():
+    own = model()
+    pipe = GPipe(own, [3, 4], devices=["cpu", "cpu"], chunks=4)
+    assert pipe.balance == [3, 4] and pipe.chunks == 4 and pipe.checkpoint == "except_last"
+    assert list(pipe) == list(own) and pipe[-1] is own[-1] and len(pipe) == 7
+    assert "partitions.1.4.weight" not in pipe.state_dict()
+    assert "partitions.1.6.weight" in pipe.state_dict()
+    assert pipe.module.state_dict().keys() == own.state_dict().keys()
+    other = GPipe(model(seed=3), [3, 4], devices=["cpu", "cpu"])
+    other.load_state_dict(pipe.state_dict())
+    assert_same(values(other.module), values(own))
+    other = GPipe(model(seed=3), [3, 4], devices=["cpu", "cpu"])
+    other.load_state_dict(own.state_dict())
+    assert_same(values(other.module), values(own))
+
+
+@pytest.mark.parametrize("checkpoint", ["always", "except_last", "never"])
+@pytest.mark.parametrize("deferred", [False, True])
+def test_compat_trains_as_a_loop_over_chunks(checkpoint, deferred):
+    own = model()
+    own[5].p = 0.0
+    plain = copy.deepcopy(own)
+    pipe = GPipe(own, [2, 2, 3], devices=["cpu"] * 3, chunks=4, checkpoint=checkpoint,
+                 deferred_batch_norm=deferred)
+    ours = torch.optim.SGD(pipe.parameters(), 0.1, momentum=0.9)
+    theirs = torch.optim.SGD(plain.parameters(), 0.1, momentum=0.9)
+    for step in range(2):
+        x, y = batch(seed=step)
+        for optimizer in (ours, theirs):
+            optimizer.zero_grad()
+        nn.functional.mse_loss(pipe(x), y).backward()
+        for a, b in zip(x.chunk(4), y.chunk(4)):
+            (nn.functional.mse_loss(plain(a), b) / 4).backward()
+        for optimizer in (ours, theirs):
+            optimizer.step()
+    for name, value in plain.state_dict().items():
+        if "running" in name or "tracked" in name:
+            if not deferred and "running" in name:
+                torch.testing.assert_close(own.state_dict()[name], value)
+            continue
+        torch.testing.assert_close(own.state_dict()[name], value, rtol=1e-5, atol=1e-6)
+    pipe.eval()
+    plain.eval()
+    assert pipe(x).shape == y.shape and not own.training
+
+
+def test_compat_is_built_again_for_another_dtype():
+    own = model()
+    pipe = GPipe(own, [3, 4], devices=["cpu", "cpu"], chunks=2)
+    assert pipe(batch()[0]).dtype == torch.float32
+    pipe.double()
+    assert pipe(batch(dtype=torch.float64)[0]).dtype == torch.float64
+    with pytest.raises(TypeError, match="denied to move"):
+        pipe.cuda()
+
+
+def test_compat_refuses_what_cannot_be_had():
+    from gpipe import compat
+
+    with pytest.raises(gpipe.errors.SettingError, match="is_checkpointing"):
+        compat.is_checkpointing()
+    with pytest.raises(TypeError, match="nn.Sequential"):
+        GPipe(nn.Linear(2, 2), [1])
+    assert sum(compat.balance.balance_by_time(2, model(), batch()[0])) == 7
+    # Sizes of parameters decide: the last layer is the largest.
+    large = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4000))
+    assert compat.balance.balance_by_size(2, large, torch.zeros(2, 4)) == [3, 1]

@@ -1,0 +1,312 @@
+"""A pipeline's life in the user's process: interrupts, exceptions, forks, threads and the exit."""
+
+import copy
+import gc
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+
+import pytest
+import torch
+from common import assert_same, batch, model, pipeline, values
+from torch import nn
+
+import gpipe
+
+
+class Fails(nn.Module):
+    """Raises in the forward or the backward of one call, once `armed`."""
+
+    def __init__(self, where):
+        super().__init__()
+        self.where, self.state = where, {"armed": False}
+
+    def __deepcopy__(self, memo):
+        made = Fails(self.where)
+        made.state = self.state
+        return made
+
+    def forward(self, x):
+        if self.state["armed"] and self.where == "forward":
+            raise LookupError("the module's own")
+        return _Back.apply(x, self.state) if self.where == "backward" else x
+
+
+class _Back(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, state):
+        ctx.state = state
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx, grad):
+        if ctx.state["armed"]:
+            raise LookupError("the module's own")
+        return grad, None
+
+
+@pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
+@pytest.mark.parametrize("where", ["forward", "backward"])
+def test_an_exception_arrives_as_it_is_and_changes_nothing(where, schedule):
+    fails = Fails(where)
+    own = nn.Sequential(*model()[:4], fails, *model()[4:])
+    x, y = batch()
+    with pipeline(own, stages=3, schedule=schedule, micro_batches=4, balance=[3, 3, 2]) as pipe:
+        pipe.train_step(x, y)
+        before = values(own)
+        fails.state["armed"] = True
+        with pytest.raises(LookupError, match="the module's own") as found:
+            pipe.train_step(x, y)
+        note = found.value.__notes__[0]
+        assert "layer '4'" in note and "stage 1" in note and "micro-batch" in note
+        assert_same(values(own), before)
+        fails.state["armed"] = False
+        expected = pipe.train_step(x, y).loss
+    # As if the failed step had not been.
+    other = nn.Sequential(*model()[:4], Fails(where), *model()[4:])
+    with pipeline(other, stages=2, schedule=schedule, micro_batches=4) as pipe:
+        pipe.train_step(x, y)
+        assert pipe.train_step(x, y).loss == expected
+    assert_same(values(own), values(other))
+
+
+class Interrupts(nn.Module):
+    """Sends Ctrl-C in its first call once armed, and waits until Python has seen it."""
+
+    def __init__(self, state):
+        super().__init__()
+        self.state = state
+
+    def __deepcopy__(self, memo):
+        return Interrupts(self.state)
+
+    def forward(self, x):
+        if self.state["armed"]:
+            self.state["armed"] = False
+            os.kill(os.getpid(), signal.SIGINT)
+            assert self.state["seen"].wait(60)
+        return x
+
+
+def test_control_c_ends_a_step_and_changes_nothing():
+    state = {"armed": False, "seen": threading.Event()}
+    own = nn.Sequential(Interrupts(state), *model())
+    x, y = batch(32)
+
+    def handler(*_):
+        state["seen"].set()
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        with pipeline(own, stages=3, micro_batches=8) as pipe:
+            before = values(own)
+            state["armed"] = True
+            with pytest.raises(KeyboardInterrupt):
+                pipe.train_step(x, y)
+            assert_same(values(own), before)
+            assert pipe.train_step(x, y).step == 1
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+def test_a_layer_that_calls_its_pipeline_is_an_error():
+    class Calls(nn.Module):
+        def forward(self, x):
+            if holder:
+                holder[0].predict(x)
+            return x
+
+        def __deepcopy__(self, memo):
+            return Calls()
+
+    holder = []
+    own = nn.Sequential(Calls(), *model())
+    with pipeline(own) as pipe:
+        holder.append(pipe)
+        with pytest.raises(gpipe.errors.SettingError, match="would wait for itself"):
+            pipe.train_step(*batch())
+        holder.clear()
+        pipe.train_step(*batch())
+
+
+def test_several_threads_may_call_it():
+    own = model()
+    found, threads = [], []
+    with pipeline(own) as pipe:
+        def work():
+            for _ in range(5):
+                found.append(pipe.evaluate(*batch()).loss)
+
+        threads = [threading.Thread(target=work) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(found)) == 1 and len(found) == 20
+
+
+def test_pipelines_end_when_they_are_dropped():
+    for _ in range(5):
+        pipe = pipeline(model())
+        pipe.train_step(*batch())
+        del pipe
+    gc.collect()
+    names = [own for own in os.listdir("/proc/self/task")]
+    for _ in range(5):
+        pipe = pipeline(model())
+        pipe.train_step(*batch())
+        del pipe
+    gc.collect()
+    assert len(os.listdir("/proc/self/task")) <= len(names) + 1
+
+
+def test_a_closed_pipeline_says_so():
+    pipe = pipeline(model())
+    pipe.close()
+    pipe.close()
+    assert repr(pipe) == "Pipeline(closed)"
+    for call in [lambda: pipe.train_step(*batch()), lambda: pipe(batch()[0]), lambda: pipe.steps,
+                 lambda: pipe.sync()]:
+        with pytest.raises(gpipe.errors.SettingError, match="closed"):
+            call()
+
+
+def test_it_cannot_be_copied_or_pickled():
+    with pipeline(model()) as pipe:
+        for attempt in (copy.deepcopy, pickle.dumps):
+            with pytest.raises(TypeError, match="threads"):
+                attempt(pipe)
+
+
+def test_the_users_generator_is_left_alone():
+    own = model()
+    torch.manual_seed(5)
+    expected = torch.rand(4)
+    torch.manual_seed(5)
+    with pipeline(own) as pipe:
+        pipe.train_step(*batch())
+        pipe.evaluate(*batch())
+    assert torch.equal(torch.rand(4), expected)
+
+
+def run(text, *arguments):
+    """Runs a program of its own."""
+    program = textwrap.dedent(text)
+    found = subprocess.run([sys.executable, "-c", program, *arguments], text=True,
+                           capture_output=True, timeout=300,
+                           cwd=os.path.dirname(os.path.abspath(__file__)))
+    assert found.returncode == 0, found.stdout + found.stderr
+    return found.stdout
+
+
+def test_the_interpreter_exits_with_an_open_pipeline():
+    out = run("""
+        from common import batch, model, pipeline
+        pipe = pipeline(model())
+        pipe.train_step(*batch())
+        holder = [pipe]
+        holder.append(holder)  # a circle
+        print("done")
+    """)
+    assert out == "done\n"
+
+
+def test_it_exits_after_an_exception():
+    program = textwrap.dedent("""
+        from common import batch, model, pipeline
+        pipe = pipeline(model())
+        pipe.train_step(*batch())
+        raise SystemExit(7)
+    """)
+    found = subprocess.run([sys.executable, "-c", program], timeout=300,
+                           cwd=os.path.dirname(os.path.abspath(__file__)))
+    assert found.returncode == 7
+
+
+def test_loaders_that_fork_work():
+    out = run("""
+        import torch
+        from torch.utils.data import DataLoader, Dataset
+        from common import batch, model, pipeline
+
+        class Data(Dataset):
+            def __len__(self):
+                return 64
+
+            def __getitem__(self, at):
+                generator = torch.Generator().manual_seed(at)
+                big = torch.rand(300, 300, generator=generator)  # from the counting allocator
+                return big[0, :6] + 0 * big.sum(), torch.rand(3, generator=generator)
+
+        own = model()
+        with pipeline(own) as pipe:
+            pipe.train_step(*batch())
+            for epoch in range(2):
+                loader = DataLoader(Data(), 8, num_workers=2, multiprocessing_context="fork")
+                for x, y in loader:
+                    report = pipe.train_step(x, y)
+        print(report.step)
+    """)
+    assert out == "17\n"
+
+
+def test_a_fork_is_told_that_it_has_no_threads():
+    out = run("""
+        import os, sys
+        from common import batch, model, pipeline
+        import gpipe
+
+        pipe = pipeline(model())
+        pipe.train_step(*batch())
+        child = os.fork()
+        if child == 0:
+            try:
+                pipe.train_step(*batch())
+            except gpipe.errors.SettingError as error:
+                os.write(1, b"refused\\n" if "fork" in str(error) else b"?\\n")
+            del pipe
+            os._exit(0)
+        assert os.waitpid(child, 0)[1] == 0
+        pipe.train_step(*batch())
+        print(pipe.steps)
+    """)
+    assert out == "refused\n2\n"
+
+
+def test_importing_it_while_threads_compute_is_safe():
+    """The allocator is replaced while others allocate and free."""
+    out = run("""
+        import threading, torch
+        torch.set_num_threads(1)
+        stop, rounds = threading.Event(), [0] * 4
+
+        def work(number):
+            kept = []
+            while not stop.is_set():
+                x = torch.ones(64 + number, 700)
+                kept.append(x @ x.T)
+                if len(kept) > 8:
+                    assert all(float(own[0, 0]) == 700 for own in kept)
+                    kept.clear()
+                rounds[number] += 1
+
+        threads = [threading.Thread(target=work, args=(number,)) for number in range(4)]
+        for thread in threads:
+            thread.start()
+        while min(rounds) < 20:
+            pass
+        before = list(rounds)
+        import gpipe
+        while min(a - b for a, b in zip(rounds, before)) < 20:
+            pass
+        stop.set()
+        for thread in threads:
+            thread.join()
+        print("done")
+    """)
+    assert out == "done\n"

@@ -1,0 +1,178 @@
+"""Models that a pipeline refuses, and what it says."""
+
+import pytest
+import torch
+from common import batch, model, pipeline, values
+from torch import nn
+
+import gpipe
+from gpipe.skip import Pop, Stash
+
+REFUSED = gpipe.errors.SettingError
+
+
+def refused(match, own, example=None, error=REFUSED, **settings):
+    with pytest.raises(error, match=match):
+        gpipe.Pipeline(own, batch()[0] if example is None else example, **settings)
+
+
+def test_a_model_that_is_no_sequence_is_refused_with_the_way_to_make_it_one():
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed = nn.Linear(6, 8)
+            self.layers = nn.ModuleList([nn.Linear(8, 8), nn.Linear(8, 8)])
+            self.norm, self.head = nn.LayerNorm(8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            x = self.embed(x)
+            for layer in self.layers:
+                x = layer(x)
+            return self.head(self.norm(x))
+
+    own = Network()
+    refused(r'gpipe.sequence\(model, \["embed", "layers.\*", "norm", "head"\]\)', own)
+    x = batch()[0]
+    sequence = gpipe.sequence(own, ["embed", "layers.*", "norm", "head"])
+    assert torch.equal(sequence(x), own(x))
+    optimizer = torch.optim.SGD(own.parameters(), 0.1)
+    before = values(own)
+    with gpipe.Pipeline(sequence, x, stages=3, micro_batches=2, loss=nn.MSELoss(),
+                        optimizer=optimizer, keep_gradients=True) as pipe:
+        pipe.train_step(x, torch.zeros(8, 2))
+        assert pipe.gradients().keys() == dict(own.named_parameters()).keys()
+    assert not torch.equal(before["layers.1.weight"], own.state_dict()["layers.1.weight"])
+    with pytest.raises(REFUSED, match="in no part of the sequence"):
+        gpipe.sequence(own, ["embed", "layers.*", "norm"])
+    with pytest.raises(REFUSED, match="no module 'layer'; it has embed, layers, norm, head"):
+        gpipe.sequence(own, ["embed", "layer"])
+
+    class Subclass(nn.Sequential):
+        def forward(self, x):
+            return super().forward(x) + 1
+
+    refused("has a forward of its own", Subclass(nn.Linear(6, 2)))
+
+
+def test_modules_that_cannot_be_exact_are_refused_and_why():
+    refused("torch.compile.*cannot key", nn.Sequential(torch.compile(nn.Linear(6, 2))))
+    inside = nn.Linear(6, 2)
+    inside.compile()
+    refused("torch.compile", nn.Sequential(nn.Sequential(inside)))
+    refused("SyncBatchNorm", nn.Sequential(nn.Linear(6, 2), nn.SyncBatchNorm(2)))
+    refused("DataParallel", nn.Sequential(nn.DataParallel(nn.Linear(6, 2))))
+    refused("no parameters yet", nn.Sequential(nn.LazyLinear(2)))
+    norm = nn.BatchNorm1d(6)
+    refused("use one batch norm", nn.Sequential(norm, nn.ReLU(), norm))
+    a, b = nn.Linear(6, 6), nn.Linear(6, 6)
+    b.weight.data = a.weight.data
+    refused("two parameters in one storage", nn.Sequential(a, b))
+    refused("but no earlier layer stashes 'x'", nn.Sequential(nn.Linear(6, 2), Pop("x")))
+    refused("stashed twice|not popped|never|nobody|no later", nn.Sequential(
+        Stash("x"), nn.Linear(6, 6), nn.Linear(6, 2)), error=gpipe.Error)
+
+
+def test_a_forward_that_changes_state_is_an_error():
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count += 1
+            return x * 2
+
+    own = nn.Sequential(nn.Linear(6, 6), Counts(), nn.Linear(6, 3))
+    with pipeline(own) as pipe:
+        before = values(own)
+        with pytest.raises(REFUSED, match="changes its buffer 'count'"):
+            pipe.train_step(*batch())
+        assert torch.equal(values(own)["0.weight"], before["0.weight"])
+
+    class InPlace(nn.Module):
+        def forward(self, x):
+            return x.add_(1)
+
+    own = nn.Sequential(nn.Linear(6, 6), InPlace(), nn.Linear(6, 3))
+    with pipeline(own) as pipe:
+        with pytest.raises(RuntimeError, match="in.place"):
+            pipe.train_step(*batch())
+
+
+def test_verify_finds_python_state():
+    class Counter(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.calls = 0
+
+        def forward(self, x):
+            self.calls += 1
+            return x * self.calls
+
+    own = nn.Sequential(nn.Linear(6, 6), Counter(), nn.Linear(6, 3))
+    from gpipe.verify import Difference
+
+    with pytest.raises(Difference, match="differs between"):
+        gpipe.verify(own, batch()[0], remats=["never", "always"])
+    found = gpipe.verify(model(), batch()[0], [1, 2, 4, 50])
+    assert found.runs == ["K=1 1f1b unless-adjacent", "K=2 1f1b unless-adjacent",
+                          "K=4 1f1b unless-adjacent"] and found.compared > 20
+
+
+def test_a_generator_of_the_users_own_is_refused():
+    class Draws(nn.Module):
+        def forward(self, x):
+            return x + torch.randn(x.shape, generator=torch.Generator().manual_seed(0))
+
+    with pipeline(nn.Sequential(nn.Linear(6, 3), Draws()), balance=[1, 1]) as pipe:
+        with pytest.raises(RuntimeError, match="is given a generator"):
+            pipe.train_step(*batch())
+
+
+def test_settings_are_checked_before_anything_runs():
+    own = model()
+    refused("stages=0: give a whole number", own, stages=0)
+    refused("micro_batches=2.5", own, micro_batches=2.5)
+    refused("stages=3 and 2 devices", own, stages=3, devices=["cpu", "cpu"])
+    refused("8 stages need at least 8 layers", own, stages=8, error=gpipe.Error)
+    refused("schedule", own, schedule="1f2b", error=ValueError)
+    refused("re-materialization", own, remat="some", error=ValueError)
+    refused("torch.int32", own, dtype=torch.int32)
+    refused("no device", own, devices=["tpu"], error=ValueError)
+    refused("holds no tensor", own, example=3)
+    refused("is no nn.Sequential", nn.Linear(6, 2))
+    refused("has no layers", nn.Sequential())
+    mixed = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2).double())
+    refused("give dtype=", mixed)
+    with pipeline(own) as pipe:
+        x, y = batch()
+        for call, match in [
+            (lambda: pipe.train_step((x, x), y), "the input is"),
+            (lambda: pipe.train_step(x[:, :3], y), "shape|size|mat1"),
+            (lambda: pipe.train_step(x, y[:4]), "samples"),
+            (lambda: pipe.train_step(x, None), "holds no tensor"),
+            (lambda: pipe.load("/nowhere"), "nowhere"),
+        ]:
+            with pytest.raises((gpipe.Error, RuntimeError), match=match):
+                call()
+        own.eval()
+        with pytest.raises(REFUSED, match="evaluation mode"):
+            pipe.train_step(x, y)
+        own.train()
+        own[0].weight = nn.Parameter(own[0].weight.detach().clone())
+        with pytest.raises(REFUSED, match="'0.weight' is not the tensor"):
+            pipe.train_step(x, y)
+
+
+def test_modes_of_submodules_are_respected():
+    own = nn.Sequential(nn.Linear(6, 12), nn.BatchNorm1d(12), nn.Linear(12, 3))
+    own[1].eval()
+    with pipeline(own) as pipe:
+        pipe.train_step(*batch())
+        assert own[0].training and not own[1].training
+        assert torch.equal(own[1].running_mean, torch.zeros(12))
+        own.train()
+        pipe.train_step(*batch())
+        pipe.evaluate(*batch())
+        assert own[1].training and not torch.equal(own[1].running_mean, torch.zeros(12))
+    assert int(own[1].num_batches_tracked) == 1

@@ -1,0 +1,246 @@
+"""Optimizers, schedulers and losses beside PyTorch's own."""
+
+import pytest
+import torch
+from common import batch, pipeline, smooth, values
+from torch import nn, optim
+
+import gpipe
+
+RULES = {
+    "sgd": lambda p: optim.SGD(p, lr=0.1),
+    "sgd with momentum": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, weight_decay=0.01),
+    "sgd nesterov": lambda p: optim.SGD(p, lr=0.05, momentum=0.9, nesterov=True),
+    "adam": lambda p: optim.Adam(p, lr=0.01, betas=(0.8, 0.95), eps=1e-7, weight_decay=0.1),
+    "adamw": lambda p: optim.AdamW(p, lr=0.01, weight_decay=0.1),
+    "adam decoupled": lambda p: optim.Adam(p, lr=0.01, weight_decay=0.1,
+                                           decoupled_weight_decay=True),
+    "rmsprop": lambda p: optim.RMSprop(p, lr=0.01, alpha=0.9, eps=1e-6),
+    "rmsprop with momentum": lambda p: optim.RMSprop(p, lr=0.01, momentum=0.9, weight_decay=0.1),
+    "adafactor": lambda p: optim.Adafactor(p, lr=0.02, weight_decay=0.1),
+}
+
+
+def groups(own, rule):
+    """Three groups, with rates and decays of their own."""
+    biases = [value for name, value in own.named_parameters() if name.endswith("bias")]
+    first = [own[0].weight]
+    rest = [own[2].weight, own[4].weight]
+    made = rule([{"params": rest}, {"params": biases, "weight_decay": 0.0},
+                 {"params": first, "weight_decay": 0.3}])
+    made.param_groups[2]["lr"] *= 0.25
+    return made
+
+
+def plain_step(own, optimizer, x, y, loss=None, clip=None):
+    optimizer.zero_grad()
+    value = (loss or nn.MSELoss())(own(x), y)
+    value.backward()
+    norm = nn.utils.clip_grad_norm_(own.parameters(), clip) if clip else None
+    optimizer.step()
+    return value, norm
+
+
+def assert_close(a, b, relative=1e-10):
+    """The contract in float64, against an unpipelined run."""
+    norm = torch.sqrt(sum((own ** 2).sum() for own in b.values()))
+    for name in a:
+        bound = relative * torch.maximum(b[name].abs(), 1e-3 * norm)
+        excess = ((a[name] - b[name]).abs() - bound).max().item()
+        assert excess <= 0, f"{name} by {excess:.2e}"
+
+
+@pytest.mark.parametrize("grouped", [False, True])
+@pytest.mark.parametrize("rule", RULES)
+def test_rules_are_pytorchs(rule, grouped):
+    def make(own):
+        return groups(own, RULES[rule]) if grouped else RULES[rule](own.parameters())
+
+    plain, own = smooth(), smooth()
+    theirs = make(plain)
+    with pipeline(own, optimizer=make(own), micro_batches=4, clip_norm=0.3) as pipe:
+        for step in range(5):
+            x, y = batch(7, seed=step, dtype=torch.float64)
+            loss, norm = plain_step(plain, theirs, x, y, clip=0.3)
+            report = pipe.train_step(x, y)
+            assert report.loss == pytest.approx(loss.item(), rel=1e-10)
+            assert report.grad_norm == pytest.approx(norm.item(), rel=1e-10)
+    # Adafactor's epsilon for the norm of a gradient is the only constant that differs from step to
+    # step; the contract's rounding holds for all.
+    assert_close(values(own), values(plain))
+
+
+SCHEDULERS = {
+    "cosine": lambda o: optim.lr_scheduler.CosineAnnealingLR(o, 5),
+    "warm-up from 0": lambda o: optim.lr_scheduler.LambdaLR(o, lambda step: step / 3),
+    "one cycle": lambda o: optim.lr_scheduler.OneCycleLR(o, max_lr=[0.1, 0.2, 0.05],
+                                                         total_steps=8, cycle_momentum=False),
+    "different shares": lambda o: optim.lr_scheduler.LambdaLR(
+        o, [lambda step: 1.0, lambda step: 0.5 ** step, lambda step: 1 + step]),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_schedulers_drive_the_rates(name, recwarn):
+    plain, own = smooth(), smooth()
+    theirs, ours = groups(plain, RULES["sgd with momentum"]), groups(own, RULES["sgd with momentum"])
+    their_scheduler, our_scheduler = SCHEDULERS[name](theirs), SCHEDULERS[name](ours)
+    with pipeline(own, optimizer=ours) as pipe:
+        for step in range(5):
+            x, y = batch(seed=step, dtype=torch.float64)
+            plain_step(plain, theirs, x, y)
+            report = pipe.train_step(x, y)
+            assert report.lr == max(group["lr"] for group in ours.param_groups)
+            their_scheduler.step()
+            our_scheduler.step()
+    assert_close(values(own), values(plain))
+    assert not [own for own in recwarn if "lr_scheduler" in str(own.message)]
+
+
+def refused(match, make):
+    own = smooth()
+    with pytest.raises(gpipe.errors.SettingError, match=match):
+        pipeline(own, optimizer=make(own))
+
+
+def test_what_has_no_counterpart_is_refused():
+    refused("amsgrad=True", lambda m: optim.Adam(m.parameters(), amsgrad=True))
+    refused("dampening=0.1", lambda m: optim.SGD(m.parameters(), 0.1, momentum=0.9, dampening=0.1))
+    refused("maximize=True", lambda m: optim.AdamW(m.parameters(), maximize=True))
+    refused("centered=True", lambda m: optim.RMSprop(m.parameters(), centered=True))
+    refused("eps=", lambda m: optim.Adafactor(m.parameters(), eps=(1e-8, 1e-3)))
+    refused("NAdam.*accumulate", lambda m: optim.NAdam(m.parameters()))
+    refused("in no group", lambda m: optim.SGD(m[0].parameters(), 0.1))
+    refused("not the model's", lambda m: optim.SGD(smooth().parameters(), 0.1))
+    refused("differ in more", lambda m: optim.Adam(
+        [{"params": m[0].parameters()}, {"params": [*m[2].parameters(), *m[4].parameters()],
+                                         "betas": (0.5, 0.9)}]))
+
+    def stepped(m):
+        made = optim.Adam(m.parameters())
+        m(torch.zeros(1, 6, dtype=torch.float64)).sum().backward()
+        made.step()
+        return made
+
+    refused("has made steps already", stepped)
+
+
+def test_settings_that_change_between_steps_are_refused():
+    own = smooth()
+    optimizer = optim.AdamW(own.parameters())
+    with pipeline(own, optimizer=optimizer) as pipe:
+        x, y = batch(dtype=torch.float64)
+        pipe.train_step(x, y)
+        optimizer.param_groups[0]["betas"] = (0.5, 0.9)
+        before = values(own)
+        with pytest.raises(gpipe.errors.SettingError, match="only lr and weight_decay"):
+            pipe.train_step(x, y)
+        assert all(torch.equal(a, b) for a, b in zip(before.values(), values(own).values()))
+
+
+def test_any_other_optimizer_works_through_accumulate():
+    plain, own = smooth(), smooth()
+    theirs, ours = optim.NAdam(plain.parameters(), 0.01), optim.NAdam(own.parameters(), 0.01)
+    with pipeline(own, optimizer=None) as pipe:
+        for step in range(4):
+            x, y = batch(7, seed=step, dtype=torch.float64)
+            plain_step(plain, theirs, x, y)
+            ours.zero_grad()
+            total = y.numel()
+            pipe.accumulate(x[:4], y[:4], count=total)
+            pipe.accumulate(x[4:], y[4:], count=total)
+            ours.step()
+        with pytest.raises(gpipe.errors.SettingError, match="no optimizer"):
+            pipe.train_step(x, y)
+    assert_close(values(own), values(plain))
+
+
+def classes(shape, count, ignore=None):
+    found = torch.randint(count, shape, generator=torch.Generator().manual_seed(3))
+    if ignore is not None:
+        found[0] = ignore
+    return found
+
+
+def outputs(*shape):
+    return torch.randn(shape, generator=torch.Generator().manual_seed(4), dtype=torch.float64)
+
+
+WEIGHTS = torch.tensor([0.2, 1.0, 3.0], dtype=torch.float64)
+LOSSES = {
+    "cross entropy": (nn.CrossEntropyLoss(), (7, 3), classes((7,), 3)),
+    "weights, smoothing, ignored": (
+        nn.CrossEntropyLoss(WEIGHTS, label_smoothing=0.1, ignore_index=-1), (7, 3),
+        classes((7,), 3, -1)),
+    "second axis": (nn.CrossEntropyLoss(ignore_index=0), (7, 3, 5), classes((7, 5), 3)),
+    "probabilities": (nn.CrossEntropyLoss(), (7, 3), outputs(7, 3).softmax(-1)),
+    "sum": (nn.CrossEntropyLoss(reduction="sum"), (7, 3), classes((7,), 3)),
+    "nll": (nn.NLLLoss(WEIGHTS), (7, 3), classes((7,), 3)),
+    "squared": (nn.MSELoss(), (7, 3), outputs(7, 3)),
+    "absolute": (nn.L1Loss(), (7, 3), outputs(7, 3)),
+    "smooth": (nn.SmoothL1Loss(beta=0.5), (7, 3), outputs(7, 3)),
+    "huber": (nn.HuberLoss(delta=0.3), (7, 3), outputs(7, 3)),
+    "logits": (nn.BCEWithLogitsLoss(), (7, 3), outputs(7, 3).sigmoid()),
+    "poisson": (nn.PoissonNLLLoss(), (7, 3), outputs(7, 3).exp()),
+    "soft margin": (nn.SoftMarginLoss(), (7, 3), outputs(7, 3).sign()),
+    "hinge": (nn.HingeEmbeddingLoss(), (7, 3), outputs(7, 3).sign()),
+    "margin": (nn.MultiMarginLoss(), (7, 3), classes((7,), 3)),
+    "divergence": (nn.KLDivLoss(reduction="batchmean"), (7, 3), outputs(7, 3).softmax(-1)),
+    "mean divergence": (nn.KLDivLoss(), (7, 3), outputs(7, 3).softmax(-1)),
+    "own": (lambda a, b: (((a - b) ** 4).sum(), b.numel()), (7, 3), outputs(7, 3)),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_losses_are_pytorchs(name):
+    loss, shape, target = LOSSES[name]
+    torch.manual_seed(0)
+    last = nn.Unflatten(1, shape[1:])
+    own = nn.Sequential(nn.Linear(6, 15 if len(shape) == 3 else 3), last).double()
+    x = batch(7, dtype=torch.float64)[0]
+    if name == "own":
+        expected = ((own(x) - target) ** 4).mean()
+    else:
+        expected = loss(own(x), target)
+    expected.backward()
+    gradients = {key: value.grad.clone() for key, value in own.named_parameters()}
+    with pipeline(own, loss=loss, micro_batches=3, keep_gradients=True) as pipe:
+        assert pipe.evaluate(x, target).loss == pytest.approx(expected.item(), rel=1e-12)
+        report = pipe.train_step(x, target)
+        assert report.loss == pytest.approx(expected.item(), rel=1e-12)
+        assert_close(pipe.gradients(), gradients)
+
+
+def test_classes_on_the_last_axis():
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Embedding(9, 8), nn.Linear(8, 9)).double()
+    tokens, target = torch.randint(9, (4, 5)), torch.randint(9, (4, 5))
+    expected = nn.CrossEntropyLoss()(own(tokens).flatten(0, 1), target.flatten()).item()
+    optimizer = optim.SGD(own.parameters(), 0.0)
+    with gpipe.Pipeline(own, tokens, stages=2, loss=nn.CrossEntropyLoss(), micro_batches=2,
+                        optimizer=optimizer) as pipe:
+        assert pipe.train_step(tokens, target).loss == pytest.approx(expected, rel=1e-12)
+    # [4, 9, 9] and [4, 9] may mean both.
+    tokens, target = torch.randint(9, (4, 9)), torch.randint(9, (4, 9))
+    with gpipe.Pipeline(own, tokens, stages=2, loss=nn.CrossEntropyLoss()) as pipe:
+        with pytest.raises(gpipe.errors.SettingError, match="LastAxis"):
+            pipe.evaluate(tokens, target)
+    with gpipe.Pipeline(own, tokens, stages=2, loss=gpipe.LastAxis()) as pipe:
+        expected = nn.CrossEntropyLoss()(own(tokens).flatten(0, 1), target.flatten()).item()
+        assert pipe.evaluate(tokens, target).loss == pytest.approx(expected, rel=1e-12)
+
+
+def test_losses_that_cannot_be_divided_are_refused():
+    class Own(nn.Module):
+        reduction = "mean"
+
+        def forward(self, a, b):
+            return (a - b).mean()
+
+    for loss, match in [(Own(), "does not know what it divides by"),
+                        (nn.MSELoss(reduction="none"), "gives no number"), (3, "give a loss")]:
+        with pytest.raises(gpipe.errors.SettingError, match=match):
+            pipeline(smooth(), loss=loss)
+    with pipeline(smooth(), loss=lambda a, b: (a - b).sum()) as pipe:
+        with pytest.raises(gpipe.errors.SettingError, match="return \\(sum, count\\)"):
+            pipe.train_step(*batch(dtype=torch.float64))

@@ -1,0 +1,190 @@
+"""What a pipeline keeps: weights in the module, checkpoints, averages, reports, plans."""
+
+import copy
+import xml.dom.minidom
+
+import pytest
+import torch
+from common import assert_same, batch, model, pipeline, smooth, values
+from torch import nn
+
+import gpipe
+
+
+def adam(own):
+    return torch.optim.AdamW(own.parameters(), 0.01)
+
+
+def test_the_module_holds_the_weights_between_steps():
+    own = model()
+    before = values(own)
+    with pipeline(own) as pipe:
+        pipe.train_step(*batch())
+        after = values(own)  # state_dict, without a call of the pipeline's
+        assert not torch.equal(before["0.weight"], after["0.weight"])
+        assert not torch.equal(before["3.running_mean"], after["3.running_mean"])
+        assert int(after["3.num_batches_tracked"]) == 1
+    assert_same(values(own), after)
+    assert all(isinstance(value, nn.Parameter) for value in own.parameters())
+
+
+def test_weights_that_the_user_changes_are_seen():
+    own = smooth(torch.float32)
+    with pipeline(own) as pipe:
+        x, y = batch()
+        first = pipe.evaluate(x, y).loss
+        with torch.no_grad():
+            own[4].weight.zero_()
+            own[4].bias.zero_()
+        assert pipe.evaluate(x, y).loss == pytest.approx((y ** 2).mean().item(), rel=1e-6) != first
+        own.load_state_dict(smooth(torch.float32).state_dict())
+        assert pipe.evaluate(x, y).loss == first
+
+
+@pytest.mark.parametrize("first, then", [(2, 3), (3, 1), (1, 2)])
+def test_a_checkpoint_goes_on_at_another_number_of_stages(tmp_path, first, then):
+    def steps(pipe, numbers):
+        return [pipe.train_step(*batch(seed=number)).loss for number in numbers]
+
+    own = model()
+    with pipeline(own, optimizer=adam(own), stages=2, average=0.9) as pipe:
+        whole = steps(pipe, range(5))
+        averages = pipe.averages()
+    uninterrupted = values(own)
+
+    own = model()
+    with pipeline(own, optimizer=adam(own), stages=first, average=0.9) as pipe:
+        losses = steps(pipe, range(3))
+        saved = pipe.save(tmp_path)
+        assert saved.parent == tmp_path and saved.name == "step-00000003"
+    own = model(seed=7)
+    with pipeline(own, optimizer=adam(own), stages=then, average=0.9) as pipe:
+        assert pipe.load(tmp_path) == saved
+        assert pipe.steps == 3
+        losses += steps(pipe, range(3, 5))
+        assert_same(pipe.averages(), averages)
+    assert losses == whole
+    assert_same(values(own), uninterrupted)
+
+
+def test_a_checkpoints_weights_are_a_state_dict(tmp_path):
+    own = model()
+    with pipeline(own, optimizer=adam(own), average=0.5) as pipe:
+        pipe.train_step(*batch())
+        pipe.save(tmp_path)
+        averages = pipe.averages()
+    other = model(seed=5)
+    other.load_state_dict(gpipe.load(tmp_path))
+    assert_same(values(other), values(own))
+    averaged = gpipe.load(tmp_path, averages=True)
+    assert torch.equal(averaged["0.weight"], averages["0.weight"])
+    assert not torch.equal(averaged["0.weight"], own[0].weight)
+    with pytest.raises(gpipe.errors.CheckpointError, match="no such folder"):
+        gpipe.load(tmp_path / "step-00000001" / "layers")
+    with pytest.raises(gpipe.errors.CheckpointError):
+        with pipeline(nn.Sequential(nn.Linear(6, 3)), stages=1) as pipe:
+            pipe.load(tmp_path)
+
+
+@pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])
+def test_bfloat16_keeps_float32_where_it_adds_up(kept):
+    def trained(stages):
+        own = model().to(kept)
+        own[3].float()  # running statistics
+        if kept == torch.bfloat16:
+            own[3].weight.data, own[3].bias.data = own[3].weight.bfloat16(), own[3].bias.bfloat16()
+        x, y = batch()
+        with pipeline(own, optimizer=adam(own), stages=stages, dtype=torch.bfloat16,
+                      micro_batches=4) as pipe:
+            losses = [pipe.train_step(x, y).loss for _ in range(3)]
+        return losses, values(own)
+
+    one, two = trained(1), trained(3)
+    assert one[0] == two[0]
+    assert_same(one[1], two[1])
+    assert one[1]["0.weight"].dtype == kept
+    plain = model()
+    loss = nn.functional.mse_loss(plain(batch()[0]), batch()[1]).item()
+    assert one[0][0] == pytest.approx(loss, rel=0.2)  # dropout and bfloat16
+
+
+def test_float64_models_stay_float64():
+    own = smooth()
+    with pipeline(own) as pipe:
+        pipe.train_step(*batch(dtype=torch.float64))
+    assert own[0].weight.dtype == torch.float64
+
+
+def test_a_report_says_where_time_went_and_draws_it():
+    with pipeline(model(), stages=2, micro_batches=4, clip_norm=1e-3) as pipe:
+        report = pipe.train_step(*batch())
+    assert report.step == 1 and not report.skipped and report.clip_scale < 1
+    assert len(report.devices) == 2 and 0 <= report.bubble < 1
+    for device in report.devices:
+        parts = (device.forward + device.recompute + device.backward + device.optimizer
+                 + device.communication + device.fill_drain + device.imbalance + device.stalls)
+        assert parts == pytest.approx(report.time, abs=1e-8)
+        assert device.peak > 0, "memory is counted"
+    timeline = report.timeline()
+    assert xml.dom.minidom.parseString(timeline._repr_svg_()).documentElement.tagName == "svg"
+    assert "<html" in timeline.html() and "device 1" in str(timeline)
+    assert {action for _, action, _, _ in timeline.actions()} >= {"0F0", "1B3"}
+
+
+def test_memory_is_capped_by_stage():
+    own = nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)], nn.Linear(6, 200_000))
+    x = torch.randn(8, 6)
+    y = torch.zeros(8, 200_000)
+    optimizer = torch.optim.SGD(own.parameters(), 0.1)
+    with gpipe.Pipeline(own, x, stages=2, balance=[3, 1], loss=nn.MSELoss(), optimizer=optimizer,
+                        memory_cap=8_000_000) as pipe:
+        before = values(own)
+        with pytest.raises(gpipe.errors.OutOfMemoryError, match="stage 1.*cap"):
+            pipe.train_step(x, y)
+        assert_same(values(own), before)
+        assert isinstance(gpipe.errors.OutOfMemoryError(), MemoryError)
+
+
+def test_a_profile_leads_to_a_plan_that_runs(tmp_path):
+    own = model()
+    x, y = batch(16)
+    with pipeline(own, optimizer=adam(own)) as pipe:
+        before = values(own)
+        profile = pipe.profile(x, y, micro_batches=[2, 4], schedules=["1f1b", "zb-h1"], steps=3)
+        assert_same(values(own), before)
+        pipe.train_step(x, y)
+    profile.save(tmp_path / "profile.json")
+    again = gpipe.Profile.read(tmp_path / "profile.json")
+    assert again.fields == profile.fields and again.samples == 16
+    plan = gpipe.plan(again, stages=[1, 2], micro_batches=[2, 4], schedules=["1f1b", "zb-h1"])
+    assert sum(plan.balance) == 7 and plan.step > 0 and "step" in str(plan)
+    with pipeline(own, stages=None, micro_batches=1, plan=plan, optimizer=adam(own)) as pipe:
+        assert pipe.balance == plan.balance
+        pipe.train_step(x, y)
+    with pytest.raises(gpipe.errors.SettingError):
+        gpipe.plan(again, stages=2, micro_batches=[2], schedules=["1f1b"], memory=10)
+
+
+def test_the_number_of_micro_batches_changes_no_dropout():
+    """One sample's mask depends on the sample alone."""
+    class Keep(nn.Module):
+        def forward(self, x):
+            return x
+
+    def outputs(micro_batches):
+        own = nn.Sequential(Keep(), nn.Dropout(0.5), nn.Identity())
+        with gpipe.Pipeline(own, torch.ones(6, 4, 5), stages=2, micro_batches=micro_batches) as pipe:
+            return pipe(torch.ones(6, 4, 5))
+
+    assert torch.equal(outputs(1), outputs(3)) and torch.equal(outputs(2), outputs(6))
+    assert not torch.equal(outputs(1)[0], outputs(1)[1])
+
+
+def test_copies_of_a_model_are_independent():
+    first = model()
+    second = copy.deepcopy(first)
+    with pipeline(first) as one, pipeline(second) as two:
+        one.train_step(*batch())
+        assert not torch.equal(first[0].weight, second[0].weight)
+        two.train_step(*batch())
+    assert_same(values(first), values(second))
