@@ -61,7 +61,7 @@ python: ## Build the Python package into python/env (fetches PyTorch once, 3 GB;
 
 test-python: ## All tests of the Python package: the whole zoo at every K, schedule and policy (half an hour on two cores)
 	@python3 scripts/python.py --tests
-	cd python && GPIPE_ZOO=full env/bin/python -m pytest $(ARGS)
+	cd python && GPIPE_ZOO=full env/bin/pytest $(ARGS)
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
