@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-bilingual parity python test-python book fonts catalogues
+.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -52,6 +52,9 @@ bench-processes: setup ## The gpt step in two processes beside two threads and P
 bench-schedules: setup ## 1F1B, ZB-H1 and interleaved stages in turn, and what was predicted of them (half an hour on two cores)
 	python3 benchmarks/schedules.py --workload gpt $(ARGS)
 	python3 benchmarks/schedules.py --workload amoeba $(ARGS)
+
+bench-python: setup ## The Python package beside the native engine and PyTorch's pipelines (make python first; 20 minutes on two cores)
+	python3 benchmarks/python_package.py $(ARGS)
 
 bench-bilingual: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py

@@ -4,9 +4,9 @@ caches.
 
 Usage: python.py [--dev] [--tests]        (make python, make test-python)
 
-The environment refers to the cached PyTorch by a .pth file, so there is no second copy. pip fetches
-maturin into it, and the crates that the package is made of come through cargo. --dev builds faster
-and runs slower. --tests adds what the tests need: pytest, transformers and what it imports. The wheel
+The environment refers to the cached PyTorch by a .pth file, so there is no second copy. pip
+fetches maturin into it, and cargo the crates that the package is made of. --dev builds faster and
+runs slower. --tests adds what the tests need: pytest, transformers and what it imports. The wheel
 stays in python/wheels, and works in any environment with PyTorch 2.11.0:
 
     pip install --no-deps python/wheels/gpipe_torch-*.whl
@@ -54,8 +54,8 @@ def check():
 
 def torch_folders():
     """The cached PyTorch and torchvision, which pytorch.py fetches if they are missing."""
-    found = subprocess.run([sys.executable, ROOT / "scripts/pytorch.py", "--torchvision"], text=True,
-                           stdout=subprocess.PIPE)
+    found = subprocess.run([sys.executable, ROOT / "scripts/pytorch.py", "--torchvision"],
+                           text=True, stdout=subprocess.PIPE)
     if found.returncode:
         sys.exit(found.returncode)
     return found.stdout.strip().split(":")

@@ -22,20 +22,10 @@ import torch
 from torch import nn
 from torchgpipe import GPipe
 
-from common import Network, Part, one_or_all, set_up
+from common import Network, set_up
 from model import loss_sum
+from joined import Joined
 from workloads import WORKLOADS, add_stage_arguments, arguments, ends_of, file_of
-
-
-class Joined(nn.Module):
-    """A layer as torchgpipe calls it: what goes in and out is one tensor or one tuple."""
-
-    def __init__(self, layer):
-        super().__init__()
-        self.part = Part([layer])
-
-    def forward(self, values):
-        return one_or_all(self.part(*values) if isinstance(values, tuple) else self.part(values))
 
 
 def main():
