@@ -44,6 +44,24 @@ print(json.dumps({{"layers": {LAYERS}, "step_us": spent}}))
 """
 
 
+# Plain PyTorch, as a measure of how fast the machine calls operators.
+PLAIN_CALLS = f"""
+import json, time, torch
+from torch import nn
+torch.set_num_threads(1)
+model, spent = nn.Sequential(*[nn.Linear(4, 4) for _ in range({LAYERS})]), []
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01, fused=True)
+x = torch.ones(1, 4)
+for _ in range({STEPS}):
+    start = time.perf_counter()
+    optimizer.zero_grad()
+    nn.functional.mse_loss(model(x), x).backward()
+    optimizer.step()
+    spent.append(1e6 * (time.perf_counter() - start))
+print(json.dumps({{"layers": {LAYERS}, "step_us": spent}}))
+"""
+
+
 def jobs():
     """name -> job"""
     native = lambda **settings: gpipe(steps=GPT.peer_steps, **settings)
@@ -72,11 +90,14 @@ def last(text):
 
 def layer_calls(count):
     """Microseconds of a layer, native and in Python, by round: one forward and one backward."""
-    found = {"native": [], "package": []}
-    native = [str(driver("layer_calls")), f"layers={LAYERS}", f"steps={STEPS}"]
-    package = [str(ENVIRONMENT), "-c", PACKAGE_CALLS]
+    commands = {
+        "native": [str(driver("layer_calls")), f"layers={LAYERS}", f"steps={STEPS}"],
+        "package": [str(ENVIRONMENT), "-c", PACKAGE_CALLS],
+        "plain": [str(ENVIRONMENT), "-c", PLAIN_CALLS],
+    }
+    found = {name: [] for name in commands}
     for number in range(count):
-        order = [("native", native), ("package", package)]
+        order = list(commands.items())
         for name, command in order if number % 2 else order[::-1]:
             done = subprocess.run(command, capture_output=True, text=True, check=True,
                                   env=dict(os.environ, OMP_NUM_THREADS="1"))
@@ -87,12 +108,14 @@ def layer_calls(count):
 def table(calls, raw):
     """The figures as Markdown."""
     over = [own - native for own, native in zip(calls["package"], calls["native"])]
+    shares = [own / plain for own, plain in zip(over, calls["plain"])]
     lines = [
         f"# The Python package on {raw['machine']}",
         "",
-        f"A layer of nearly no work (forward and backward): {median(calls['native']):.1f} us"
+        f"A layer of nearly no work (forward, backward, update): {median(calls['native']):.1f} us"
         f" natively, {median(calls['package']):.1f} us in Python: {median(over):.1f} us more"
-        f" ({min(over):.1f} .. {max(over):.1f}).",
+        f" ({min(over):.1f} .. {max(over):.1f}). Plain PyTorch takes {median(calls['plain']):.1f} us"
+        f" for the layer, with its update; the package's surplus is {median(shares):.2f} of that.",
         "",
         "A step of `gpt` with M = 8, float32, libtorch's own products everywhere:",
         "",
@@ -143,7 +166,7 @@ def main():
     build("gpt_step", "layer_calls")
     folder = ROOT / "benchmarks" / "results" / here().slug() / "python"
     folder.mkdir(parents=True, exist_ok=True)
-    calls = layer_calls(max(3, options.rounds))
+    calls = layer_calls(max(7, options.rounds))
     print(calls, file=sys.stderr)
     raw = rounds.measure(GPT, jobs(), folder / "raw.json", Python(), options.rounds)
     raw["layer_calls"] = calls

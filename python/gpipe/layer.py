@@ -90,8 +90,8 @@ class Layer:
         self.parameters: list[dict] = []
         self.slots: list[Slot | None] = []
         self._collect(ties)
-        self.held: tuple = tuple(None for _ in self.slots)
-        self.kept = [slot for slot, own in zip(self.slots, self.parameters) if slot is not None]
+        self.held: tuple | None = None  # until the first call
+        self.is_plain = False
         self.recurrent = [own for own in self.module.modules() if isinstance(own, nn.RNNBase)]
         known = {id(own["value"]) for own in self.parameters}
         self.buffers = [(name, own) for name, own in self.module.named_buffers()
@@ -157,8 +157,14 @@ class Layer:
     # Called by the engine, on a stage's thread.
 
     def __call__(self, parameters: tuple, inputs: tuple):
-        if not all(map(operator.is_, parameters, self.held)):
+        held = self.held
+        if held is None or not all(map(operator.is_, parameters, held)):
             self.hold(parameters)
+        if self.is_plain:  # one tensor to one tensor, and nothing to look after
+            output = self.module(inputs[0])
+            if type(output) is torch.Tensor:
+                return output
+            return self.flattened(output)
         if self.absent:
             skip.without(self.absent)
         takes = self.takes
@@ -169,9 +175,10 @@ class Layer:
             versions = [own._version for _, own in self.buffers]
             output = self.module(value)
             self.check_buffers(versions)
-        if type(output) is torch.Tensor:
-            if self.gives.is_tensor:
-                return output
+        return self.flattened(output)
+
+    def flattened(self, output: Any) -> tuple[torch.Tensor, ...]:
+        """The tensors of an output, which is nested as it was when its shapes were inferred."""
         given, tensors = Structure.of(output)
         if not given.is_same(self.gives):
             raise ModelError(
@@ -190,6 +197,8 @@ class Layer:
         if parameters and parameters[0].device.type != "cpu":
             self.move_buffers(parameters[0].device)
         self.held = parameters
+        self.is_plain = (self.takes.is_tensor and self.gives.is_tensor
+                         and not self.buffers and not self.absent)
 
     def move_buffers(self, device: torch.device) -> None:
         """Moves the buffers of the engine's copy of the module to its stage's device."""

@@ -1,7 +1,7 @@
 //! A module of Python as a layer.
 
 use std::{
-    collections::{HashMap, HashSet},
+    collections::HashSet,
     sync::{Mutex, PoisonError},
 };
 
@@ -99,18 +99,24 @@ pub(crate) struct PyLayer {
     stashes: Vec<String>,
     pops: Vec<String>,
     flops: Option<f64>,
-    /// What `infer` found, because the engine asks in every forward.
-    known: Mutex<HashMap<Key, Inferred>>,
+    /// What `infer` found, because the engine asks in every forward: by the specs of inputs and
+    /// popped skips. There are few, so that a list is faster than a map.
+    known: Mutex<Vec<(Key, Inferred)>>,
     failure: Failure,
 }
 
 /// Most shapes that a layer remembers.
-const KNOWN_MAX: usize = 1024;
+const KNOWN_MAX: usize = 64;
 
 impl PyLayer {
-    fn inferred(&self, key: &Key) -> Result<Inferred, LayerError> {
+    fn inferred(
+        &self,
+        inputs: &[TensorSpec],
+        popped: &[TensorSpec],
+    ) -> Result<Inferred, LayerError> {
         let known = || self.known.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(found) = known().get(key) {
+        let is_of = |(own, _): &&(Key, Inferred)| own.0 == inputs && own.1 == popped;
+        if let Some((_, found)) = known().iter().find(is_of) {
             return Ok(found.clone());
         }
         let found = gil::with(|py| {
@@ -118,7 +124,7 @@ impl PyLayer {
                 let of = |specs: &[TensorSpec]| -> PyResult<Vec<_>> {
                     specs.iter().map(py_spec).collect()
                 };
-                let answer = self.infer.call1(py, (of(&key.0)?, of(&key.1)?))?;
+                let answer = self.infer.call1(py, (of(inputs)?, of(popped)?))?;
                 let (outputs, stashed): (Vec<PySpec>, Vec<PySpec>) = answer.extract(py)?;
                 let specs = |all: Vec<PySpec>| all.into_iter().map(spec).collect::<PyResult<_>>();
                 Ok((specs(outputs)?, specs(stashed)?))
@@ -127,9 +133,9 @@ impl PyLayer {
         })?;
         let mut known = known();
         if known.len() >= KNOWN_MAX {
-            known.clear();
+            known.remove(0);
         }
-        known.insert(key.clone(), found.clone());
+        known.push(((inputs.to_vec(), popped.to_vec()), found.clone()));
         Ok(found)
     }
 }
@@ -146,7 +152,7 @@ impl Layer for PyLayer {
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
         let popped: Vec<TensorSpec> =
             self.pops.iter().map(|name| ctx.pop(name)).collect::<Result<_, _>>()?;
-        let (outputs, stashed) = self.inferred(&(inputs.to_vec(), popped))?;
+        let (outputs, stashed) = self.inferred(inputs, &popped)?;
         if stashed.len() != self.stashes.len() {
             return Err(LayerError::Shape(format!(
                 "its forward stashed {} skips of {:?}",
