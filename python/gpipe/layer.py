@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import operator
+import warnings
 from typing import Any
 
 import torch
@@ -158,7 +159,10 @@ class Layer:
 
     def __call__(self, parameters: tuple, inputs: tuple):
         held = self.held
-        if held is None or not all(map(operator.is_, parameters, held)):
+        if held is None:
+            self.hold(parameters)
+            return self.watched(inputs)
+        if not all(map(operator.is_, parameters, held)):
             self.hold(parameters)
         if self.is_plain:  # one tensor to one tensor, and nothing to look after
             output = self.module(inputs[0])
@@ -176,6 +180,33 @@ class Layer:
             output = self.module(value)
             self.check_buffers(versions)
         return self.flattened(output)
+
+    def watched(self, inputs: tuple):
+        """The first call: warns if the forward changes numbers or texts that the module keeps."""
+        plain = self.is_plain
+        before = self.attributes()
+        try:
+            self.is_plain = False
+            return self(self.held, inputs)
+        finally:
+            self.is_plain = plain
+            after = self.attributes()
+            changed = [name for name, value in after.items() if before.get(name, value) != value]
+            if changed:
+                warnings.warn(
+                    f"layer '{self.name}': its forward changes {changed[0]} from "
+                    f"{before[changed[0]]!r} to {after[changed[0]]!r}. If outputs depend on it, a "
+                    f"recomputation and other stages see other values: gpipe.verify(model, example) "
+                    f"tells", stacklevel=1)
+
+    def attributes(self) -> dict[str, Any]:
+        """What the modules keep in Python: numbers and texts, by name."""
+        found = {}
+        for path, own in self.module.named_modules():
+            for name, value in vars(own).items():
+                if type(value) in (int, float, str):
+                    found[f"{path}.{name}" if path else name] = value
+        return found
 
     def flattened(self, output: Any) -> tuple[torch.Tensor, ...]:
         """The tensors of an output, which is nested as it was when its shapes were inferred."""

@@ -19,6 +19,8 @@ import torch.utils.checkpoint
 
 from . import _gpipe
 
+# Code of the user's own that torch.compile traces, outside of pipelines, stays as it is.
+_compiling = torch.compiler.is_compiling
 _dropout = F.dropout
 _attention = F.scaled_dot_product_attention
 _checkpoint = torch.utils.checkpoint.checkpoint
@@ -26,7 +28,7 @@ _checkpoint = torch.utils.checkpoint.checkpoint
 
 @functools.wraps(_dropout)
 def _keyed_dropout(input, p=0.5, training=True, inplace=False):
-    if not (training and p > 0.0 and _gpipe.in_layer()):
+    if _compiling() or not (training and p > 0.0 and _gpipe.in_layer()):
         return _dropout(input, p, training, inplace)
     if p >= 1.0 or input.dim() == 0 or not _gpipe.keeps_samples(input.size(0)):
         # Its first axis is not the samples': keyed by micro-batch.
@@ -37,7 +39,7 @@ def _keyed_dropout(input, p=0.5, training=True, inplace=False):
 @functools.wraps(_attention)
 def _keyed_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None,
                      enable_gqa=False):
-    if dropout_p == 0.0 or not _gpipe.in_layer():
+    if _compiling() or dropout_p == 0.0 or not _gpipe.in_layer():
         return _attention(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
                           enable_gqa=enable_gqa)
     # The formula in PyTorch's documentation of the function.
@@ -61,7 +63,7 @@ def _keyed_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal
 
 @functools.wraps(_checkpoint)
 def _keyed_checkpoint(function, *args, **settings):
-    if not _gpipe.in_layer():
+    if _compiling() or not _gpipe.in_layer():
         return _checkpoint(function, *args, **settings)
     key = _gpipe.random_key()
 
