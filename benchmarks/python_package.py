@@ -10,7 +10,7 @@ It measures, in rounds:
   two stages of each;
 - the same step by torch.distributed.pipelining and torchgpipe, with and without recomputation.
 
-The figures go to benchmarks/results/MACHINE/python: raw.json and report.md.
+The figures go to benchmarks/results/MACHINE/python.
 """
 
 import argparse
@@ -19,10 +19,10 @@ import os
 import subprocess
 import sys
 
+import folders
 import rounds
 from figures import ROOT, median
 from gpt import WORKLOAD as GPT
-from machine import here
 from rounds import Python, build, driver, drift, gpipe, peer
 
 ENVIRONMENT = ROOT / "python" / "env" / "bin" / "python"
@@ -105,13 +105,14 @@ def layer_calls(count):
     return found
 
 
-def table(calls, raw):
-    """The figures as Markdown."""
+def report(folder):
+    """The text of a run's report."""
+    raw = json.loads((folder / "raw.json").read_text())
+    calls = raw["layer_calls"]
     over = [own - native for own, native in zip(calls["package"], calls["native"])]
     shares = [own / plain for own, plain in zip(over, calls["plain"])]
     lines = [
-        f"# The Python package on {raw['machine']}",
-        "",
+        *folders.heading("The Python package", folder),
         f"A layer of nearly no work (forward, backward, update): {median(calls['native']):.1f} us"
         f" natively, {median(calls['package']):.1f} us in Python: {median(over):.1f} us more"
         f" ({min(over):.1f} .. {max(over):.1f}). Plain PyTorch takes {median(calls['plain']):.1f} us"
@@ -164,16 +165,11 @@ def main():
         sys.exit("python/env is missing: run make python first")
     os.environ.setdefault("TORCH_PYTHON", str(ENVIRONMENT))
     build("gpt_step", "layer_calls")
-    folder = ROOT / "benchmarks" / "results" / here().slug() / "python"
-    folder.mkdir(parents=True, exist_ok=True)
-    calls = layer_calls(max(7, options.rounds))
-    print(calls, file=sys.stderr)
-    raw = rounds.measure(GPT, jobs(), folder / "raw.json", Python(), options.rounds)
-    raw["layer_calls"] = calls
-    (folder / "raw.json").write_text(json.dumps(raw) + "\n")
-    text = table(calls, raw)
-    (folder / "report.md").write_text(text)
-    print(text)
+    python = Python()
+    with folders.run("python", report, versions=python.versions()) as folder:
+        calls = layer_calls(max(7, options.rounds))
+        raw = rounds.measure(GPT, jobs(), folder / "raw.json", python, options.rounds)
+        (folder / "raw.json").write_text(json.dumps({**raw, "layer_calls": calls}) + "\n")
 
 
 if __name__ == "__main__":

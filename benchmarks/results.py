@@ -23,6 +23,7 @@ import hosts
 import memory
 import prediction
 import processes
+import python_package
 import records
 import scaling
 import schedules
@@ -75,6 +76,7 @@ PARTS = {
     "prediction-in-turn-amoeba": PREDICTION,
     "prediction-gpt": PREDICTION,
     "prediction-amoeba": PREDICTION,
+    "python": Part("the Python package beside the native engine and peers", python_package.report),
     "checkpoint": Part("Cost of checkpoints", checkpoint.report, checkpoint.summary),
     "planner": Part("how long planning takes", records.planner_report),
     "simulator": Part("how long simulating takes", records.simulator_report),

@@ -10,6 +10,7 @@ tests of a file run. The docs' page "From torchgpipe" has the result.
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -54,11 +55,13 @@ def main():
             path = Path(folder) / "torchgpipe" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
+        # Aside: beside the checkout's own package, the tests would find that one.
+        shutil.copytree(tests, Path(folder) / "tests")
         (Path(folder) / "old_pytest.py").write_text(PLUGIN)
         command = [sys.executable, "-m", "pytest", "-p", "old_pytest", "-p", "no:cacheprovider",
-                   "-q", "--rootdir", str(tests), *TESTS]
+                   "-q", "--rootdir", str(Path(folder) / "tests"), *TESTS]
         environment = dict(os.environ, PYTHONPATH=folder, PYTHONDONTWRITEBYTECODE="1")
-        sys.exit(subprocess.run(command, cwd=tests, env=environment).returncode)
+        sys.exit(subprocess.run(command, cwd=Path(folder) / "tests", env=environment).returncode)
 
 
 if __name__ == "__main__":
