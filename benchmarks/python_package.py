@@ -115,8 +115,9 @@ def report(folder):
         *folders.heading("The Python package", folder),
         f"A layer of nearly no work (forward, backward, update): {median(calls['native']):.1f} us"
         f" natively, {median(calls['package']):.1f} us in Python: {median(over):.1f} us more"
-        f" ({min(over):.1f} .. {max(over):.1f}). Plain PyTorch takes {median(calls['plain']):.1f} us"
-        f" for the layer, with its update; the package's surplus is {median(shares):.2f} of that.",
+        f" ({min(over):.1f} .. {max(over):.1f}). Plain PyTorch takes"
+        f" {median(calls['plain']):.1f} us for the layer, with its update; the package's surplus is"
+        f" {median(shares):.2f} of that.",
         "",
         "A step of `gpt` with M = 8, float32, libtorch's own products everywhere:",
         "",

@@ -13,7 +13,8 @@ impl PipelineBuilder {
         self
     }
 
-    /// As [`PipelineBuilder::shared_inputs`], for targets. [`Loss::count`] gets them as they are.
+    /// As [`PipelineBuilder::shared_inputs`], for targets. [`Loss::count`](crate::Loss::count) gets
+    /// them as they are.
     #[must_use]
     pub fn shared_targets(mut self, positions: impl Into<Vec<usize>>) -> Self {
         self.targets.shared = positions.into();
