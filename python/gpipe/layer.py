@@ -8,6 +8,7 @@ updates are the module's own.
 from __future__ import annotations
 
 import copy
+import logging
 import operator
 import warnings
 from typing import Any
@@ -254,6 +255,9 @@ class Layer:
 
     def infer(self, inputs: list[Spec], popped: list[Spec]) -> tuple[list[Spec], list[Spec]]:
         """The specs of the outputs and of the stashed skips."""
+        # PyTorch logs what it then raises.
+        log = logging.getLogger("torch._subclasses.fake_tensor")
+        was_disabled, log.disabled = log.disabled, True
         try:
             outputs, stashed = self._infer_fake(inputs, popped)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
@@ -264,6 +268,8 @@ class Layer:
                 if isinstance(again, type(error)):
                     raise again from None
                 raise again from error
+        finally:
+            log.disabled = was_disabled
         return outputs, stashed
 
     def _infer_fake(self, inputs, popped):
@@ -331,8 +337,12 @@ class Layer:
 
 def describe(structure: Structure) -> str:
     """A structure in Python's notation, with `Tensor` for each tensor."""
-    count = structure.tree.num_leaves - len(structure.constants)
-    return repr(structure.fill(["Tensor"] * count)).replace("'Tensor'", "Tensor")
+    leaves: list[Any] = ["Tensor"] * (structure.tree.num_leaves - len(structure.constants))
+    for at, constant in structure.constants:
+        shown = repr(constant)
+        # A NumPy array, say, is not shown whole.
+        leaves.insert(at, constant if len(shown) < 40 else type(constant).__name__)
+    return repr(pytree.tree_unflatten(leaves, structure.tree)).replace("'Tensor'", "Tensor")
 
 
 def check(module: nn.Module, name: str) -> None:

@@ -72,6 +72,9 @@ class Mapped:
     """An optimizer of PyTorch's, as the engine runs it."""
 
     def __init__(self, optimizer: optim.Optimizer, names: dict[int, str], trained: set[str]):
+        if not isinstance(optimizer, optim.Optimizer):
+            raise SettingError(f"optimizer {optimizer!r}: give an optimizer of torch.optim, such as "
+                               f"torch.optim.AdamW(model.parameters())")
         if type(optimizer) not in RULES:
             known = ", ".join(sorted(own.__name__ for own in RULES))
             raise SettingError(

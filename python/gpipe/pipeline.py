@@ -51,7 +51,7 @@ class Pipeline:
         stages: number of stages, K, each on a CPU device of its own.
         devices: instead of `stages`: one device for each, such as `["cuda:0", "cuda:1"]`.
         micro_batches: number of micro-batches, M.
-        schedule: "gpipe", "1f1b", "zb-h1", "interleaved:V", or "file:PATH".
+        schedule: "gpipe", "1f1b", "zb-h1", or "interleaved:V" with V stages on each device.
         loss: a loss of torch.nn, a `gpipe.Loss`, or a function of (output, target) that returns
             (sum, count). None if you compute the loss yourself, from `pipe(x)`.
         optimizer: SGD, Adam, AdamW, RMSprop or Adafactor of torch.optim, over the model's
@@ -122,6 +122,9 @@ class Pipeline:
         elif stages not in (None, len(devices)):
             raise SettingError(f"stages={stages} and {len(devices)} devices: give one of them")
         _positive("micro_batches", micro_batches)
+        _check_settings(schedule=schedule, remat=remat, seed=seed, clip_norm=clip_norm,
+                        average=average, deadline=deadline, balance=balance,
+                        memory_cap=memory_cap, devices=devices)
         self._threads = _positive("threads", threads)
         self.model = model
         self._dtype = _dtype_of(model, dtype)
@@ -640,6 +643,41 @@ def _positive(name: str, value: Any) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise SettingError(f"{name}={value!r}: give a whole number of at least 1")
     return value
+
+
+def _check_settings(*, schedule, remat, seed, clip_norm, average, deadline, balance, memory_cap,
+                    devices) -> None:
+    """Checks types in the user's words, before the engine does in its own."""
+    def wrong(name, value, remedy):
+        raise SettingError(f"{name}={value!r}: {remedy}")
+
+    def is_whole(value):
+        return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+    for name, value in (("schedule", schedule), ("remat", remat)):
+        if not isinstance(value, str) and (name == "schedule" or value is not None):
+            wrong(name, value, "give a text, such as '1f1b'" if name == "schedule" else
+                  "give a text, such as 'always'")
+    if not is_whole(seed):
+        wrong("seed", seed, "give a whole number of at least 0")
+    for name, value in (("clip_norm", clip_norm), ("average", average), ("deadline", deadline)):
+        needed = name == "deadline"
+        if (needed or value is not None) and not isinstance(value, (int, float)):
+            wrong(name, value, "give a number")
+    if not deadline > 0:
+        wrong("deadline", deadline, "give seconds above 0")
+    if balance is not None and (isinstance(balance, str) or not all(map(is_whole, balance))):
+        wrong("balance", balance, "give the number of layers of each stage, such as [3, 3]; leave "
+                                  "it out to cut by measured times")
+    caps = [] if memory_cap is None else [memory_cap] if not isinstance(
+        memory_cap, (list, tuple)) else memory_cap
+    if not all(map(is_whole, caps)):
+        wrong("memory_cap", memory_cap, "give bytes as a whole number, such as 2 << 30, or one for "
+                                        "each stage")
+    for own in map(torch.device, [own for own in devices if str(own).startswith("cuda")]):
+        if (own.index or 0) >= torch.cuda.device_count():
+            wrong("devices", [str(own) for own in devices],
+                  f"PyTorch sees {torch.cuda.device_count()} GPUs here")
 
 
 def _several() -> bool:

@@ -141,6 +141,14 @@ def test_settings_are_checked_before_anything_runs():
     refused("torch.int32", own, dtype=torch.int32)
     refused("no device", own, devices=["tpu"], error=ValueError)
     refused("holds no tensor", own, example=3)
+    refused("memory_cap='2GiB': give bytes", own, memory_cap="2GiB")
+    refused("clip_norm='a': give a number", own, clip_norm="a")
+    refused("balance='auto': give the number of layers", own, stages=2, balance="auto")
+    refused("deadline=-1: give seconds above 0", own, deadline=-1)
+    refused("seed=-1", own, seed=-1)
+    refused("schedule=None", own, schedule=None)
+    refused("PyTorch sees . GPUs", own, devices=["cuda:99"])
+    refused("give an optimizer of torch.optim", own, optimizer=torch.optim.SGD)
     refused("is no nn.Sequential", nn.Linear(6, 2))
     refused("has no layers", nn.Sequential())
     mixed = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2).double())
@@ -150,6 +158,7 @@ def test_settings_are_checked_before_anything_runs():
         for call, match in [
             (lambda: pipe.train_step((x, x), y), "the input is"),
             (lambda: pipe.train_step(x[:, :3], y), "shape|size|mat1"),
+            (lambda: pipe.train_step(x.numpy(), y), "the input is 'ndarray', the example was Tensor"),
             (lambda: pipe.train_step(x, y[:4]), "samples"),
             (lambda: pipe.train_step(x, None), "holds no tensor"),
             (lambda: pipe.load("/nowhere"), "nowhere"),
