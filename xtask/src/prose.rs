@@ -22,6 +22,13 @@ const CHECKED: &[&str] = &[
     "crates",
     "docs",
     "fuzz/src",
+    "python/README.md",
+    "python/build.rs",
+    "python/examples",
+    "python/gpipe",
+    "python/src",
+    "python/tests",
+    "python/torchgpipe_tests.py",
     "scripts",
     "xtask",
 ];

@@ -59,6 +59,7 @@ mod function;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guard;
+mod interrupt;
 pub mod layer;
 pub mod layers;
 mod loss;
@@ -93,14 +94,13 @@ pub use gpipe_core::{
     schedule,
     schedule::Schedule,
 };
+pub use interrupt::Interrupt;
 pub use layer::{Forward, Infer, Layer};
 pub use loss::{
     CrossEntropy, Loss, LossContext, LossOf, LossTerm, MeanSquaredError, WithAuxiliary,
 };
 pub use metric::{Accuracy, Measured, Metric, TopK};
-pub use observer::{
-    ActionEvent, DeviceMemory, Interrupt, LayerEvent, Observer, Pass, StepEvent, When,
-};
+pub use observer::{ActionEvent, DeviceMemory, LayerEvent, Observer, Pass, StepEvent, When};
 pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Muon, Optimizer, ParameterInfo, RmsForm, RmsProp,
     Sgd, StateSpec, Update, name_matches,

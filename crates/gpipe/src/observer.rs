@@ -20,13 +20,7 @@
 //! }
 //! ```
 
-use std::{
-    ops::Range,
-    sync::{
-        Arc,
-        atomic::{AtomicBool, Ordering},
-    },
-};
+use std::ops::Range;
 
 use gpipe_core::{Action, Bytes, Nanos, lower::Part};
 use tch::Tensor;
@@ -74,29 +68,6 @@ pub trait Observer: Send + Sync + 'static {
     fn layer(&self, event: &LayerEvent) -> Result<(), LayerError> {
         let _ = event;
         Ok(())
-    }
-}
-
-/// Ends a running step from another thread. Clones are the same switch.
-#[derive(Debug, Clone, Default)]
-pub struct Interrupt(Arc<AtomicBool>);
-
-impl Interrupt {
-    /// Ends the step that runs, before its next layer. The step fails
-    /// ([`Error::is_interrupted`](crate::Error::is_interrupted)), and nothing is updated. If an
-    /// update has begun, the step completes. Later steps fail, too, until [`Interrupt::clear`].
-    pub fn set(&self) {
-        self.0.store(true, Ordering::SeqCst);
-    }
-
-    /// Lets steps run again.
-    pub fn clear(&self) {
-        self.0.store(false, Ordering::SeqCst);
-    }
-
-    /// Whether it is set.
-    pub fn is_set(&self) -> bool {
-        self.0.load(Ordering::Relaxed)
     }
 }
 

@@ -12,6 +12,25 @@ use crate::{error::LayerError, guard::catching, spec::TensorSpec};
 /// A parameter on one stage: its number in the model, its full name, and its place on the stage.
 pub(crate) type Place = (usize, String, ParamIndex);
 
+/// The gradients that `get` gives for `places`, multiplied by `unscale` in place. Places without a
+/// gradient are left out.
+fn unscaled(
+    places: &[Place],
+    unscale: f64,
+    mut get: impl FnMut(ParamIndex) -> Result<Option<Tensor>, LayerError>,
+) -> Result<Vec<(usize, String, Tensor)>, LayerError> {
+    let _no_grad = tch::no_grad_guard();
+    let mut all = Vec::new();
+    for (number, name, place) in places {
+        let Some(mut grad) = get(*place)? else { continue };
+        if unscale != 1.0 {
+            grad = grad.f_mul_scalar_(unscale)?;
+        }
+        all.push((*number, name.clone(), grad));
+    }
+    Ok(all)
+}
+
 impl Stage {
     /// Copies on the CPU of the gradients at these places, multiplied by `unscale`.
     pub(crate) fn copy_gradients(
@@ -19,17 +38,9 @@ impl Stage {
         places: &[Place],
         unscale: f64,
     ) -> Result<Vec<(usize, String, Tensor)>, LayerError> {
-        let _no_grad = tch::no_grad_guard();
         self.device.charge_nobody()?;
         let Some(gradients) = self.pending.gradients() else { return Ok(Vec::new()) };
-        let mut copies = Vec::new();
-        for (number, name, place) in places {
-            let Some(grad) = gradients.of(*place) else { continue };
-            let copy = copy_to_cpu(grad)?;
-            let copy = if unscale == 1.0 { copy } else { copy.f_mul_scalar(unscale)? };
-            copies.push((*number, name.clone(), copy));
-        }
-        Ok(copies)
+        unscaled(places, unscale, |place| gradients.of(place).map(copy_to_cpu).transpose())
     }
 
     /// Takes the gradients at these places out of the stage, multiplied by `unscale`, and drops all
@@ -39,19 +50,14 @@ impl Stage {
         places: &[Place],
         unscale: f64,
     ) -> Result<Vec<(usize, String, Tensor)>, LayerError> {
-        let _no_grad = tch::no_grad_guard();
         self.device.charge_nobody()?;
         let (gradients, statistics) = self.pending.take_accumulated();
         self.apply_statistics(statistics)?;
         let Some(mut gradients) = gradients else { return Ok(Vec::new()) };
-        let mut taken = Vec::new();
-        for (number, name, place) in places {
-            let Some(grad) = gradients.place(*place).take() else { continue };
-            let mut grad = grad.f_to(tch::Device::Cpu)?;
-            let grad = if unscale == 1.0 { grad } else { grad.f_mul_scalar_(unscale)? };
-            taken.push((*number, name.clone(), grad));
-        }
-        Ok(taken)
+        unscaled(places, unscale, |place| {
+            let taken = gradients.place(place).take();
+            Ok(taken.map(|grad| grad.f_to(tch::Device::Cpu)).transpose()?)
+        })
     }
 
     /// Applies the statistics of batch norms of an open forward, so that its backward no longer

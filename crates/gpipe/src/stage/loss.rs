@@ -98,14 +98,8 @@ impl ActiveStage<'_> {
                 return Err(self.changed_by_loss(at, handed.2.len(), seen.len()));
             }
             let value = self.checked_value(&sum, term)?;
-            // A loss that counts no target may be a constant 0.
-            let learns = graph && term.trains() && leaves.iter().any(Tensor::requires_grad);
-            if learns && value != 0.0 && !sum.requires_grad() {
-                return Err(LayerError::Value(
-                    "its sum has no gradient, so nothing would learn: compute it from the \
-                     outputs, without detaching them"
-                        .into(),
-                ));
+            if graph && term.trains() {
+                check_learns(&leaves, &sum, value)?;
             }
             Ok((sum, value))
         });
@@ -171,6 +165,20 @@ impl ActiveStage<'_> {
         };
         self.config.metrics.iter().map(measure).collect()
     }
+}
+
+/// Checks that the sum of a loss depends on the outputs, if anything before it is trained.
+fn check_learns(outputs: &[Tensor], sum: &Tensor, value: f64) -> Result<(), LayerError> {
+    let trains = outputs.iter().any(Tensor::requires_grad);
+    // A loss that counts no target may be a constant 0.
+    if !trains || value == 0.0 || sum.requires_grad() {
+        return Ok(());
+    }
+    Err(LayerError::Value(
+        "its sum has no gradient, so nothing would learn: compute it from the outputs, without \
+        detaching them"
+            .into(),
+    ))
 }
 
 /// Checks that the outputs and targets are unchanged: the backward, other metrics and the user
