@@ -5,8 +5,8 @@ Usage: env/bin/python torchgpipe_tests.py FOLDER
 
 FOLDER is a checkout of torchgpipe 0.0.7 (its package on the index has no tests). The tests import
 `torchgpipe`; a package of that name is made aside, whose modules are those of gpipe.compat. What
-the tests import from torchgpipe's inside stands there as a name that does nothing, so that the other
-tests of a file run. The docs' page "From torchgpipe" has the result.
+the tests import from torchgpipe's inside stands there as a name that does nothing, so that the
+other tests of a file run. The docs' page "From torchgpipe" has the result.
 """
 
 import os
@@ -19,7 +19,10 @@ from pathlib import Path
 TESTS = ["test_gpipe.py", "test_bugs.py", "test_inplace.py", "test_transparency.py",
          "skip/test_gpipe.py", "skip/test_verify_skippables.py", "skip/test_api.py"]
 
-INSIDE = "def __getattr__(name):\n    return type(name, (), {'_backward_cls': type(name, (), {})})\n"
+INSIDE = """
+def __getattr__(name):
+    return type(name, (), {'_backward_cls': type(name, (), {})})
+"""
 MODULES = {
     "__init__.py": "from gpipe.compat import *\nfrom gpipe.compat import GPipe\n",
     "balance.py": "from gpipe.compat.balance import *\n",

@@ -1,7 +1,7 @@
 """A causal language model of transformers, layer by layer.
 
     python huggingface.py --model Qwen/Qwen2.5-0.5B --stages 2     # a folder or a name
-    python huggingface.py                                         # a small Llama with random weights
+    python huggingface.py                                          # a small random Llama
 
 The model's own modules are trained, so it can be saved with `save_pretrained` afterwards.
 """

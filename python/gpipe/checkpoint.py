@@ -8,8 +8,8 @@ from . import _gpipe
 
 
 def load(folder: str | os.PathLike, *, averages: bool = False) -> dict[str, torch.Tensor]:
-    """The parameters of the newest checkpoint in `folder`, or of the checkpoint that it is, by name:
-    of a pipeline in Python, those are the names of `model.state_dict()`.
+    """The parameters of the newest checkpoint in `folder`, or of the checkpoint that it is, by
+    name: of a pipeline in Python, those are the names of `model.state_dict()`.
 
     With `averages`, the moving averages of the weights in the place of the weights.
     """

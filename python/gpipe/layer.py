@@ -1,4 +1,4 @@
-"""A module as a layer of the engine: its parameters, how it is called, and the shapes that it gives.
+"""A module as a layer of the engine: its parameters, how it is called, the shapes that it gives.
 
 The engine runs a copy of the module's structure, not the module itself. Parameters and buffers are
 not copied: where a stage computes on the CPU in the parameters' own dtype, the tensors that it
@@ -197,8 +197,8 @@ class Layer:
                 warnings.warn(
                     f"layer '{self.name}': its forward changes {changed[0]} from "
                     f"{before[changed[0]]!r} to {after[changed[0]]!r}. If outputs depend on it, a "
-                    f"recomputation and other stages see other values: gpipe.verify(model, example) "
-                    f"tells", stacklevel=1)
+                    f"recomputation and other stages see other values: gpipe.verify(model, "
+                    f"example) tells", stacklevel=1)
 
     def attributes(self) -> dict[str, Any]:
         """What the modules keep in Python: numbers and texts, by name."""

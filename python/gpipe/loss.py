@@ -1,5 +1,6 @@
-"""Losses. A loss is a sum over samples (or tokens) and a count, kept apart, so that micro-batches of
-unequal size give the exact loss of the mini-batch: `sum` over all of them, divided by `count`."""
+"""Losses. A loss is a sum over samples (or tokens) and a count, kept apart, so that micro-batches
+of unequal size give the exact loss of the mini-batch: `sum` over all of them, divided by `count`.
+"""
 
 from __future__ import annotations
 

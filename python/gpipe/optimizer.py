@@ -39,7 +39,7 @@ def _adafactor(group):
     _refuse(group, "Adafactor", maximize=False)
     first, second = group["eps"]
     if first is not None:
-        raise SettingError(f"Adafactor(eps=({first}, ...)): gpipe's uses the dtype's epsilon there; "
+        raise SettingError(f"Adafactor(eps=({first}, ...)): gpipe uses the dtype's epsilon there: "
                            f"give eps=(None, {second}), or run the optimizer yourself: see "
                            f"Pipeline.accumulate")
     return "adafactor", [group["beta2_decay"], second, group["d"]]
@@ -73,8 +73,8 @@ class Mapped:
 
     def __init__(self, optimizer: optim.Optimizer, names: dict[int, str], trained: set[str]):
         if not isinstance(optimizer, optim.Optimizer):
-            raise SettingError(f"optimizer {optimizer!r}: give an optimizer of torch.optim, such as "
-                               f"torch.optim.AdamW(model.parameters())")
+            raise SettingError(f"optimizer {optimizer!r}: give an optimizer of torch.optim, such "
+                               f"as torch.optim.AdamW(model.parameters())")
         if type(optimizer) not in RULES:
             known = ", ".join(sorted(own.__name__ for own in RULES))
             raise SettingError(
@@ -83,8 +83,8 @@ class Mapped:
                 f"then its step()")
         if any(optimizer.state.values()):
             raise SettingError(
-                "the optimizer has made steps already, and gpipe keeps optimizer state itself: give "
-                "a new one; Pipeline.load restores the state of a checkpoint")
+                "the optimizer has made steps already, and gpipe keeps optimizer state itself: "
+                "give a new one; Pipeline.load restores the state of a checkpoint")
         self.optimizer = optimizer
         self.names: list[list[str]] = []
         for group in optimizer.param_groups:
@@ -92,15 +92,16 @@ class Mapped:
                 if id(parameter) not in names:
                     raise SettingError(
                         f"the optimizer has a parameter of shape {list(parameter.shape)} that is "
-                        f"not the model's: make it from model.parameters(), after the model has its "
-                        f"final form")
+                        f"not the model's: make it from model.parameters(), after the model has "
+                        f"its final form")
             self.names.append([names[id(own)] for own in group["params"] if own.requires_grad])
         missing = sorted(trained - {name for group in self.names for name in group})
         if missing:
+            more = f" and {len(missing) - 1} more" if missing[1:] else ""
             raise SettingError(
-                f"parameter '{missing[0]}'" + (f" and {len(missing) - 1} more" if missing[1:] else "")
-                + " would be trained and is in no group of the optimizer: add it, or freeze it with "
-                  "requires_grad_(False)")
+                f"parameter '{missing[0]}'{more}"
+                " would be trained and is in no group of the optimizer: add it, or freeze it with "
+                "requires_grad_(False)")
         self.rule = self._rule()
         self.rates = self.current()
 

@@ -418,13 +418,13 @@ class Pipeline:
             declared.update(layer.stashes)
             missing = [name for name in layer.pops if name not in skips]
             if missing:
-                raise SettingError(f"layer '{layer.name}': Pop({missing[0]!r}), but no earlier layer "
-                                   f"stashes '{missing[0]}'")
+                raise SettingError(f"layer '{layer.name}': Pop({missing[0]!r}), but no earlier "
+                                   f"layer stashes '{missing[0]}'")
             try:
                 specs, stashed = layer.infer(specs, [skips[name] for name in layer.pops])
             except Exception as error:
-                error.add_note(f"gpipe: layer '{layer.name}' ({layer.kind}), inferring the shapes of "
-                               f"its outputs from the example")
+                error.add_note(f"gpipe: layer '{layer.name}' ({layer.kind}), inferring the shapes "
+                               f"of its outputs from the example")
                 raise
             skips.update(zip(layer.stashes, stashed))
             takes = layer.gives
@@ -474,12 +474,12 @@ class Pipeline:
         if loss and self._loss is None:
             raise SettingError("the pipeline has no loss: give Pipeline(loss=...)")
         if optimizer and self._mapped is None:
-            raise SettingError("the pipeline has no optimizer: give Pipeline(optimizer=...), or use "
-                               "accumulate and make the update yourself")
+            raise SettingError("the pipeline has no optimizer: give Pipeline(optimizer=...), or "
+                               "use accumulate and make the update yourself")
 
     def _needs_train_mode(self) -> None:
         if not self.model.training:
-            raise SettingError("the model is in evaluation mode: call model.train() before training")
+            raise SettingError("the model is in evaluation mode: call model.train() to train")
 
     def _mode(self, training: bool) -> None:
         """Sets the modes of the layers' modules: those of the model, or evaluation."""
@@ -616,8 +616,8 @@ def _tensors_of(layers: list[Layer]) -> list[_ModuleTensor]:
 
 
 class _LossOnStages:
-    """The loss as the engine calls it, on tensors without nesting. It knows nothing of the pipeline,
-    which would otherwise never be freed: the engine holds it."""
+    """The loss as the engine calls it, on tensors without nesting. It knows nothing of the
+    pipeline, which would otherwise never be freed: the engine holds it."""
 
     loss: losses.Loss
 
@@ -717,8 +717,8 @@ def _check_norms(layers: list[Layer]) -> None:
         for own in layer.original.modules():
             if batch_norm.is_deferred(own) and owners.setdefault(id(own), layer.name) != layer.name:
                 raise SettingError(
-                    f"layers '{owners[id(own)]}' and '{layer.name}' use one batch norm: its running "
-                    f"statistics would be of both. Give each its own")
+                    f"layers '{owners[id(own)]}' and '{layer.name}' use one batch norm: its "
+                    f"running statistics would be of both. Give each its own")
 
 
 def _check_storage(layers: list[Layer]) -> None:

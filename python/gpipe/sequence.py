@@ -38,7 +38,10 @@ class Sequence(nn.Module):
         return self.model.load_state_dict(*args, **settings)
 
 
-def sequence(model: nn.Module, parts: Iterable[str | tuple[str, nn.Module] | nn.Module]) -> Sequence:
+Part = str | tuple[str, nn.Module] | nn.Module
+
+
+def sequence(model: nn.Module, parts: Iterable[Part]) -> Sequence:
     """The sequence of a model's parts, in the order of the call.
 
     A part is the name of a module of the model, such as `"embed"`; `"layers.*"` stands for all
@@ -108,5 +111,5 @@ def _remedy(model: nn.Module) -> str:
         many = isinstance(child, (nn.ModuleList, nn.Sequential)) and len(child) > 0
         parts.append(f'"{name}.*"' if many else f'"{name}"')
     shown = ", ".join(parts[:8]) + (", ..." if len(parts) > 8 else "")
-    return (f"say in which order its parts run, such as gpipe.sequence(model, [{shown}]), where each "
-            f"part takes what the one before returned")
+    return (f"say in which order its parts run, such as gpipe.sequence(model, [{shown}]), where "
+            f"each part takes what the one before returned")

@@ -88,7 +88,7 @@ def take(name: str) -> torch.Tensor | None:
 
 
 class Recorder:
-    """While it is entered, stashes and pops of this thread go through it: when shapes are inferred."""
+    """While it is entered, this thread's stashes and pops go through it, to infer shapes."""
 
     def __init__(self, popped: dict[str, torch.Tensor]):
         self.popped = popped

@@ -83,7 +83,8 @@ def verify(
     return Verified(runs, steps, len(reference))
 
 
-def _train(model, example, target, loss, stages, schedule, remat, micro_batches, steps, seed, dtype):
+def _train(model, example, target, loss, stages, schedule, remat, micro_batches, steps, seed,
+           dtype):
     model = copy.deepcopy(model)
     if not model.training:
         model.train()
@@ -165,5 +166,5 @@ def _compare(reference, found, first, name):
         if not same and not (value.isnan().all() and other.isnan().all()):
             raise Difference(
                 f"{key} differs between {first} and {name}, by at most "
-                f"{(value.double() - other.double()).abs().max().item():.3g}: does a forward change "
-                f"something in Python, or draw from another generator than PyTorch's?")
+                f"{(value.double() - other.double()).abs().max().item():.3g}: does a forward "
+                f"change something in Python, or draw from another generator than PyTorch's?")

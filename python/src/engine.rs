@@ -3,7 +3,7 @@
 use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
 use gpipe::{Count, Group, Interrupt, Outputs, Tensors, processes::Transport};
-use gpipe_checkpoint::{Checkpoints, RunInfo, Settings as CheckpointSettings};
+use gpipe_checkpoint::{CheckpointError, Checkpoints, RunInfo, Settings as CheckpointSettings};
 use gpipe_distributed::{Cluster, environment::Environment};
 use pyo3::{prelude::*, types::PyDict};
 use pyo3_tch::PyTensor;
@@ -43,7 +43,7 @@ impl Engine {
     fn with_files<T: Send + 'static>(
         &self,
         py: Python<'_>,
-        job: impl FnOnce(&mut Owned) -> Result<T, gpipe_checkpoint::CheckpointError> + Send + 'static,
+        job: impl FnOnce(&mut Owned) -> Result<T, CheckpointError> + Send + 'static,
     ) -> PyResult<T> {
         let done = self.driver.call(py, job)?;
         done.map_err(|error| raised(py, "CheckpointError", &error.to_string()))

@@ -40,8 +40,8 @@ impl Failure {
     }
 }
 
-/// The exception for an error of the engine: what the module raised, with a note of where, or one of
-/// `gpipe.errors`.
+/// The exception for an error of the engine: what the module raised, with a note of where, or one
+/// of `gpipe.errors`.
 pub(crate) fn exception(py: Python<'_>, error: &Error, failure: &Failure) -> PyErr {
     let text = error.to_string();
     match failure.take() {

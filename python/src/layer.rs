@@ -50,8 +50,8 @@ pub(crate) struct Described {
 pub(crate) type Values = Vec<(String, Tensor)>;
 
 impl Described {
-    /// The layer, the values of parameters that stay the module's, and those that are copied. A tied
-    /// value is in none of them if `ties` has its tie already.
+    /// The layer, the values of parameters that stay the module's, and those that are copied. A
+    /// tied value is in none of them if `ties` has its tie already.
     pub(crate) fn into_layer(
         self,
         failure: &Failure,

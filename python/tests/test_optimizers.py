@@ -83,7 +83,8 @@ SCHEDULERS = {
 @pytest.mark.parametrize("name", SCHEDULERS)
 def test_schedulers_drive_the_rates(name, recwarn):
     plain, own = smooth(), smooth()
-    theirs, ours = groups(plain, RULES["sgd with momentum"]), groups(own, RULES["sgd with momentum"])
+    rule = RULES["sgd with momentum"]
+    theirs, ours = groups(plain, rule), groups(own, rule)
     their_scheduler, our_scheduler = SCHEDULERS[name](theirs), SCHEDULERS[name](ours)
     with pipeline(own, optimizer=ours) as pipe:
         for step in range(5):

@@ -173,8 +173,9 @@ def test_the_number_of_micro_batches_changes_no_dropout():
 
     def outputs(micro_batches):
         own = nn.Sequential(Keep(), nn.Dropout(0.5), nn.Identity())
-        with gpipe.Pipeline(own, torch.ones(6, 4, 5), stages=2, micro_batches=micro_batches) as pipe:
-            return pipe(torch.ones(6, 4, 5))
+        ones = torch.ones(6, 4, 5)
+        with gpipe.Pipeline(own, ones, stages=2, micro_batches=micro_batches) as pipe:
+            return pipe(ones)
 
     assert torch.equal(outputs(1), outputs(3)) and torch.equal(outputs(2), outputs(6))
     assert not torch.equal(outputs(1)[0], outputs(1)[1])

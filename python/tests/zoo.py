@@ -1,7 +1,7 @@
 """Modules of all kinds, as sequences: what people build, and what is hard to pipeline.
 
-Each entry makes a fresh model and a mini-batch. `exact` says that its gradients can be compared with
-plain PyTorch's, because nothing in it is random.
+Each entry makes a fresh model and a mini-batch. `exact` says that its gradients can be compared
+with plain PyTorch's, because nothing in it is random.
 """
 
 from __future__ import annotations
@@ -318,7 +318,8 @@ def random_operators():
         def forward(self, x):
             return x[:, torch.randperm(x.size(1))] if self.training else x
 
-    return nn.Sequential(nn.Linear(4, 6), nn.RReLU(), Noise(), Shuffle(), nn.Linear(6, 2)), floats(4)
+    layers = nn.Linear(4, 6), nn.RReLU(), Noise(), Shuffle(), nn.Linear(6, 2)
+    return nn.Sequential(*layers), floats(4)
 
 
 @entry(exact=False)
@@ -421,7 +422,8 @@ def tuples():
         def forward(self, pair):
             return torch.cat(pair, -1)
 
-    return nn.Sequential(Split(), Join(), nn.Linear(9, 6), Split(), Join(), nn.Linear(9, 2)), floats(6)
+    layers = Split(), Join(), nn.Linear(9, 6), Split(), Join(), nn.Linear(9, 2)
+    return nn.Sequential(*layers), floats(6)
 
 
 @entry()
@@ -517,7 +519,8 @@ def buffers_that_stay():
 
 @entry()
 def convolutions_of_all_kinds():
-    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.InstanceNorm2d(4), nn.ReLU6(inplace=True),
-                         nn.ConvTranspose2d(4, 4, 2, stride=2), nn.MaxPool2d(2), nn.PixelShuffle(2),
+    return nn.Sequential(nn.Conv2d(3, 4, 3, padding=1), nn.InstanceNorm2d(4),
+                         nn.ReLU6(inplace=True), nn.ConvTranspose2d(4, 4, 2, stride=2),
+                         nn.MaxPool2d(2), nn.PixelShuffle(2),
                          nn.Conv2d(1, 4, 3, groups=1), nn.AdaptiveAvgPool2d(2), nn.Flatten(),
                          nn.Linear(16, 2)), floats(3, 8, 8)

@@ -71,8 +71,8 @@ class GPipe(nn.Module):
         if len(module) != sum(self.balance):
             raise ValueError(
                 f"module and sum of balance have different length (module: {len(module)}, sum of "
-                f"balance: {sum(self.balance)}); gpipe.compat.balance (torchgpipe.balance) computes "
-                f"one")
+                f"balance: {sum(self.balance)}); gpipe.compat.balance (torchgpipe.balance) "
+                f"computes one")
         if any(own <= 0 for own in self.balance):
             raise ValueError(f"all balance numbers must be positive integer (balance: {balance})")
         if devices is None:
@@ -172,5 +172,5 @@ def is_checkpointing() -> bool:
 
 def is_recomputing() -> bool:
     """Refused, as `is_checkpointing`."""
-    raise SettingError("is_recomputing() is torchgpipe's: in gpipe a module does not see whether it "
-                       "is recomputed; it must compute the same both times")
+    raise SettingError("is_recomputing() is torchgpipe's: in gpipe a module does not see whether "
+                       "it is recomputed; it must compute the same both times")

@@ -143,7 +143,8 @@ def verify_skippables(module: nn.Sequential) -> None:
         for own in sorted(layer.poppable_names - both):
             full = layer.full(own)
             if full in popped:
-                wrong.append(f"'{name}' redeclared '{own}' as poppable but not isolated by namespace")
+                wrong.append(
+                    f"'{name}' redeclared '{own}' as poppable but not isolated by namespace")
             elif full not in stashed:
                 wrong.append(f"'{name}' declared '{own}' as poppable but it was not stashed")
             popped.add(full)
