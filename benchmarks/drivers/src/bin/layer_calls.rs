@@ -1,5 +1,5 @@
-//! What a layer of nearly no work costs: a sequence of affine maps [4] to [4] on one stage, with
-//! one sample.
+//! What a layer of nearly no work costs: a sequence of affine maps `[4]` to `[4]` on one stage,
+//! with one sample.
 //!
 //! `layer_calls layers=N steps=N` prints one line of JSON with microseconds per step.
 //! `benchmarks/python_package.py` runs the same sequence through the Python package. The layer
