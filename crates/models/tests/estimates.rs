@@ -300,7 +300,8 @@ fn oracle_bfloat16_holds_what_is_predicted() {
     const INSTRUCTIONS: (&str, &str) = ("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_BF16");
     if std::env::var(INSTRUCTIONS.0).as_deref() != Ok(INSTRUCTIONS.1) {
         let mut own = Command::new(std::env::current_exe().unwrap());
-        own.args(["--exact", "oracle_bfloat16_holds_what_is_predicted"]);
+        let (_, module) = module_path!().split_once("::").unwrap();
+        own.args(["--exact", &format!("{module}::oracle_bfloat16_holds_what_is_predicted")]);
         let output = own.env(INSTRUCTIONS.0, INSTRUCTIONS.1).output().unwrap();
         let printed = String::from_utf8_lossy(&output.stdout);
         assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
