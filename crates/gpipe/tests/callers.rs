@@ -66,6 +66,23 @@ fn transparency_of_random_operators_in_layers() {
     }
 }
 
+#[test]
+fn oracle_parameters_are_read_by_pattern() {
+    let features = Features { tied: true, batch_norm: true, ..Features::plain() };
+    let run = Run { stages: 3, ..Run::plain() };
+    let mut pipeline = run.builder(model(features), 3).build().unwrap();
+    let all = pipeline.parameters().unwrap();
+    for end in ["", "weight", "running_mean", "num_batches_tracked", "nothing"] {
+        let expected: Vec<_> = all
+            .iter()
+            .filter(|(name, _)| name.ends_with(end))
+            .map(|(name, value)| (name.clone(), value.shallow_clone()))
+            .collect();
+        let found = pipeline.parameters_matching(&format!("*{end}")).unwrap();
+        assert_same_bits(&found, &expected, end);
+    }
+}
+
 /// The caller's tensors for the parameters of a pipeline.
 fn own_values(run: &Run, features: Features) -> Vec<(String, Tensor)> {
     let mut pipeline = run.builder(model(features), 3).build().unwrap();

@@ -494,7 +494,7 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
     }
     let mut plain = small(Kind::Float).optimizer(Sgd::new(0.1)).build().unwrap();
     let error = plain.averages().unwrap_err().to_string();
-    assert!(error.contains("give the builder average"), "{error}");
+    assert!(error.contains("with `average`"), "{error}");
     let smooth = CrossEntropy { label_smoothing: 1.0, ..CrossEntropy::default() };
     let spec = TensorSpec::new([2, 3], Kind::Float);
     let error = smooth

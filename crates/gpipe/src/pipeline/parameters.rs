@@ -7,6 +7,7 @@ use tch::Tensor;
 use super::Pipeline;
 use crate::{
     error::{Error, LayerError, Result},
+    optim::name_matches,
     stage::{Stage, parameters::Parameters},
 };
 
@@ -39,7 +40,16 @@ impl Pipeline {
     /// # Errors
     /// If a device does not answer.
     pub fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
-        self.copies(Parameters::copies)
+        self.parameters_matching("*")
+    }
+
+    /// Returns copies of the parameters whose full names match `pattern` (`*` stands for any text),
+    /// in the same form as [`Pipeline::parameters`]. None may match.
+    ///
+    /// # Errors
+    /// If a device does not answer.
+    pub fn parameters_matching(&mut self, pattern: &str) -> Result<Vec<(String, Tensor)>> {
+        self.copies(pattern, Parameters::copies)
     }
 
     /// Returns copies of the moving averages, in the same form as [`Pipeline::parameters`].
@@ -49,19 +59,20 @@ impl Pipeline {
     pub fn averages(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.needs_averages()?;
         match self.training.averages {
-            Averages::InUse => self.copies(Parameters::copies),
-            _ => self.copies(Parameters::average_copies),
+            Averages::InUse => self.copies("*", Parameters::copies),
+            _ => self.copies("*", Parameters::average_copies),
         }
     }
 
-    /// Applies `copy` to the parameters that each stage owns. The result is in layer order.
-    fn copies(&mut self, copy: Copy) -> Result<Vec<(String, Tensor)>> {
+    /// Applies `copy` to the matching parameters of each stage. The result is in layer order.
+    fn copies(&mut self, pattern: &str, copy: Copy) -> Result<Vec<(String, Tensor)>> {
         self.needs_whole_state()?;
         let mut all = Vec::with_capacity(self.model.parameters.len());
         for stage in self.engine.here() {
             let owned =
                 self.model.parameters.iter().map(|parameter| (&parameter.name, parameter.uses[0]));
-            let own = owned.filter(|(_, (own, _))| own.index() == stage);
+            let own = owned
+                .filter(|(name, (own, _))| own.index() == stage && name_matches(pattern, name));
             let places: Vec<_> = own.map(|(name, (_, place))| (name.clone(), place)).collect();
             all.extend(self.visit(stage, move |stage| copy(stage.visit_parameters()?, &places))??);
         }
@@ -132,9 +143,9 @@ impl Pipeline {
 
     fn needs_averages(&self) -> Result<()> {
         match self.training.averages {
-            Averages::None => {
-                Err(Error::Setting("there are no averages: give the builder average(decay)".into()))
-            }
+            Averages::None => Err(Error::Setting(
+                "there are no averages: build the pipeline with `average`".into(),
+            )),
             Averages::Kept | Averages::InUse => Ok(()),
         }
     }

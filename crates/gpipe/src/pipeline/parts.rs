@@ -57,7 +57,7 @@ impl Pipeline {
         if self.update.open.with(|open| open.numbers.len()) >= most {
             return Err(Error::Setting(format!(
                 "{most} forwards are open: run their backward or drop their outputs first, or \
-                raise open_forwards in the builder"
+                raise open_forwards"
             )));
         }
         let inputs = self.model.listed_inputs(inputs)?;
