@@ -13,8 +13,9 @@
 - `load`: the weights of a checkpoint; `errors`: exceptions
 - `compat`: torchgpipe's interface
 
-Importing it replaces PyTorch's CPU allocator by one that counts memory by stage; see the guide
-"From PyTorch in five minutes".
+Importing it replaces PyTorch's CPU allocator by one that counts memory by stage, and `F.dropout`,
+`F.scaled_dot_product_attention` and `torch.utils.checkpoint.checkpoint` by functions that do the
+same outside of layers. See the guide "From PyTorch in five minutes".
 """
 
 import torch  # its libtorch is the one that the native part is linked with

@@ -1,54 +1,49 @@
-"""A pipeline inside the user's own computation."""
+"""A pipeline as one operation of the user's own computation."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 
-if TYPE_CHECKING:
-    from .pipeline import Pipeline
+from . import _gpipe
+from .network import ModuleTensor
+
+
+def run(engine: _gpipe.Engine, parameters: list[ModuleTensor],
+        inputs: list[torch.Tensor]) -> tuple[torch.Tensor, ...]:
+    """The outputs of a forward. Their backward goes through the stages, to the gradients of
+    `inputs` and `parameters`."""
+    return _Run.apply(engine, parameters, len(inputs), *inputs, *[own.tensor for own in parameters])
 
 
 class _Run(torch.autograd.Function):
-    """Forward and backward of the whole pipeline, as one operation of autograd."""
+    """Forward and backward of the whole pipeline."""
 
     @staticmethod
-    def forward(ctx, pipe: Pipeline, names: list[str], count: int, *tensors: torch.Tensor):
-        inputs, _ = tensors[:count], tensors[count:]
-        outputs, ctx.open = pipe._engine.forward([own.detach() for own in inputs])
-        ctx.pipe, ctx.names, ctx.inputs = pipe, names, inputs
+    def forward(ctx: Any, engine: _gpipe.Engine, parameters: list[ModuleTensor], count: int,
+                *tensors: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        inputs = tensors[:count]
+        outputs, ctx.open = engine.forward([own.detach() for own in inputs])
+        ctx.engine, ctx.parameters = engine, parameters
+        ctx.versions = [own.tensor._version for own in parameters]
+        ctx.inputs = [(own.device, own.dtype) for own in inputs]
         ctx.mark_non_differentiable(*[own for own in outputs if not own.is_floating_point()])
         ctx.set_materialize_grads(False)
         return tuple(outputs)
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, *gradients):
-        of_inputs, of_parameters = ctx.pipe._engine.backward(ctx.open, list(gradients))
+    def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        for own, version in zip(ctx.parameters, ctx.versions):
+            if own.tensor._version != version:
+                raise RuntimeError(
+                    f"'{own.name}' has changed since the forward, so a recomputation would use "
+                    f"other weights: run the backward before the update, or call the pipeline "
+                    f"again")
+        of_inputs, of_parameters = ctx.engine.backward(ctx.open, list(gradients))
         given = dict(of_parameters)
         wanted = ctx.needs_input_grad[3:]
-        first = [own if needed else None for own, needed in zip(of_inputs, wanted)]
-        first = [own if own is None else own.to(like.device, like.dtype)
-                 for own, like in zip(first, ctx.inputs)]
-        return (None, None, None, *first, *[given.get(name) for name in ctx.names])
-
-
-def run(pipe: Pipeline, tensors: list[torch.Tensor]):
-    """Runs the pipeline in the modes of its model."""
-    pipe._mode(True)
-    pipe._refresh()
-    if not torch.is_grad_enabled() and not pipe.model.training:
-        return pipe._nested(pipe._engine.predict([own.detach() for own in tensors]))
-    parameters = {own.name: own.tensor for own in pipe._tensors if own.tensor.requires_grad}
-    if not torch.is_grad_enabled():
-        outputs, _ = pipe._engine.forward([own.detach() for own in tensors])
-        outputs = tuple(own.detach() for own in outputs)
-    else:
-        if any(own.requires_grad for own in tensors) and not pipe._gives_input_gradients:
-            pipe._engine.set_input_gradients(True)
-            pipe._gives_input_gradients = True
-        outputs = _Run.apply(pipe, list(parameters), len(tensors), *tensors, *parameters.values())
-    if pipe.model.training:
-        pipe._pending_batches += 1
-    return pipe._nested(outputs)
+        first = [own.to(*like) if needed and own is not None else None
+                 for own, needed, like in zip(of_inputs, wanted, ctx.inputs)]
+        return (None, None, None, *first, *[given.get(own.name) for own in ctx.parameters])

@@ -27,7 +27,7 @@ class OutOfMemoryError(StepError, MemoryError):
 
 
 class DeadlineError(StepError):
-    """A stage gave no sign of life within the pipeline's deadline."""
+    """A stage made no progress within the pipeline's deadline."""
 
 
 class PeerError(Error):
@@ -36,3 +36,7 @@ class PeerError(Error):
 
 class CheckpointError(Error):
     """A checkpoint cannot be written or read, or does not fit the pipeline."""
+
+
+class VerificationError(Error):
+    """Two ways to run a model gave different bits."""

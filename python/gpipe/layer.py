@@ -63,16 +63,6 @@ class Structure:
         return all(a[0] == b[0] and type(a[1]) is type(b[1]) and a[1] == b[1] for a, b in pairs)
 
 
-class Slot:
-    """The place of a parameter or buffer in a module."""
-
-    def __init__(self, owner: nn.Module, table: dict, name: str):
-        self.owner, self.table, self.name = owner, table, name
-
-    def put(self, tensor: torch.Tensor) -> None:
-        self.table[self.name] = tensor
-
-
 class Layer:
     """One module of a sequence, as the engine sees it."""
 
@@ -88,9 +78,10 @@ class Layer:
         self.takes: Structure | None = None
         self.gives: Structure | None = None
         self.dtype = dtype
-        self.flops: float | None = None
+        self.cost: float | None = None  # measured nanoseconds
         self.parameters: list[dict] = []
-        self.slots: list[Slot | None] = []
+        # Where each parameter is kept: a table of a module's, and a name in it.
+        self.places: list[tuple[dict, str] | None] = []
         self._collect(ties)
         self.held: tuple | None = None  # until the first call
         self.is_plain = False
@@ -99,7 +90,6 @@ class Layer:
         self.buffers = [(name, own) for name, own in self.module.named_buffers()
                         if id(own) not in known]
         self.pairs = list(zip(self.module.modules(), module.modules()))
-        self.casts = False
 
     def _collect(self, ties: dict[int, str]) -> None:
         """Lists parameters, and the running statistics of batch norms, in the order of their
@@ -117,9 +107,9 @@ class Layer:
                 continue
             for name, value in original._parameters.items():
                 if value is not None:
-                    self._add(prefix + name, value, Slot(own, own._parameters, name), ties)
+                    self._add(prefix + name, value, (own._parameters, name), ties)
 
-    def _add(self, name, value, slot, ties, *, buffer=False, shared=True):
+    def _add(self, name, value, place, ties, *, buffer=False, shared=True):
         self.parameters.append({
             "name": name,
             "value": value,
@@ -128,7 +118,7 @@ class Layer:
             "tie": ties.get(id(value)),
             "shared": shared,
         })
-        self.slots.append(slot)
+        self.places.append(place)
 
     def _add_batch_norm(self, original, own, prefix, ties):
         size, like = original.num_features, original.running_mean
@@ -138,11 +128,11 @@ class Layer:
                 constant = torch.full((size,), fill, dtype=like.dtype)
                 self._add(prefix + name, constant, None, {}, shared=False)
             else:
-                self._add(prefix + name, value, Slot(own, own._parameters, name), ties)
+                self._add(prefix + name, value, (own._parameters, name), ties)
         for name in ("running_mean", "running_var"):
             value = getattr(original, name)
             if value.dtype in (torch.float32, torch.float64):
-                self._add(prefix + name, value, Slot(own, own._buffers, name), {}, buffer=True)
+                self._add(prefix + name, value, (own._buffers, name), {}, buffer=True)
             else:
                 raise SettingError(f"layer '{self.name}': {prefix}{name} is {value.dtype}: keep "
                                    f"batch norms' running statistics in float32")
@@ -154,7 +144,7 @@ class Layer:
         """What the engine is told of the layer."""
         return {"name": self.name, "call": self, "infer": self.infer,
                 "parameters": self.parameters, "stashes": self.stashes, "pops": self.pops,
-                "flops": self.flops}
+                "cost": self.cost}
 
     # Called by the engine, on a stage's thread.
 
@@ -183,7 +173,7 @@ class Layer:
         return self.flattened(output)
 
     def watched(self, inputs: tuple):
-        """The first call: warns if the forward changes numbers or texts that the module keeps."""
+        """The first call: warns if the forward changes numbers or strings that the module keeps."""
         plain = self.is_plain
         before = self.attributes()
         try:
@@ -197,11 +187,11 @@ class Layer:
                 warnings.warn(
                     f"layer '{self.name}': its forward changes {changed[0]} from "
                     f"{before[changed[0]]!r} to {after[changed[0]]!r}. If outputs depend on it, a "
-                    f"recomputation and other stages see other values: gpipe.verify(model, "
-                    f"example) tells", stacklevel=1)
+                    f"recomputation and other stages see other values: run "
+                    f"gpipe.verify(model, example) to find out", stacklevel=1)
 
     def attributes(self) -> dict[str, Any]:
-        """What the modules keep in Python: numbers and texts, by name."""
+        """What the modules keep in Python: numbers and strings, by name."""
         found = {}
         for path, own in self.module.named_modules():
             for name, value in vars(own).items():
@@ -221,9 +211,10 @@ class Layer:
 
     def hold(self, parameters: tuple) -> None:
         """Puts the engine's tensors into the module."""
-        for slot, tensor in zip(self.slots, parameters):
-            if slot is not None:
-                slot.put(tensor)
+        for place, tensor in zip(self.places, parameters):
+            if place is not None:
+                table, name = place
+                table[name] = tensor
         for own in self.recurrent:  # they keep a second list of their weights
             own._flat_weights = [getattr(own, name, None) for name in own._flat_weights_names]
         if parameters and parameters[0].device.type != "cpu":
@@ -387,7 +378,7 @@ def structure_of(module: nn.Module, name: str) -> nn.Module:
     return made
 
 
-def bfloat16_buffers(layer: Layer, dtype: torch.dtype) -> None:
+def cast_buffers(layer: Layer, dtype: torch.dtype) -> None:
     """Casts floating-point buffers, as `module.to(dtype)` would, in the engine's copy."""
     deferred = {id(buffer) for own in layer.module.modules() if batch_norm.is_deferred(own)
                 for buffer in own._buffers.values() if buffer is not None}

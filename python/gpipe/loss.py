@@ -12,9 +12,7 @@ import torch
 from torch import nn
 
 from .errors import SettingError
-
-Tensors = tuple[torch.Tensor, ...]
-
+from .layer import Spec, Structure
 
 class Loss:
     """A loss of your own.
@@ -22,25 +20,26 @@ class Loss:
     `sum(output, target)` gives the sum over the samples of a micro-batch: a scalar. `count(target)`
     gives the number that the sum over the whole mini-batch is divided by: it must not depend on how
     the mini-batch is cut. `output` and `target` are nested as your model and your loader nest them.
+    Outputs in bfloat16 or float16 arrive in float32.
     """
 
     def __init__(self, sum: Callable[[Any, Any], torch.Tensor], count: Callable[[Any], float]):
         self.sum, self.count = sum, count
 
 
-def _elements(loss, target):
+def _elements(loss: nn.Module, target: torch.Tensor) -> float:
     return target.numel()
 
 
-def _samples(loss, target):
+def _samples(loss: nn.Module, target: torch.Tensor) -> float:
     return target.size(0)
 
 
-def _kl(loss, target):
+def _kl(loss: nn.Module, target: torch.Tensor) -> float:
     return target.size(0) if loss.reduction == "batchmean" else target.numel()
 
 
-def _classes(loss, target):
+def _classes(loss: nn.Module, target: torch.Tensor) -> float:
     """The weight of the targets that count: what PyTorch divides by."""
     if target.is_floating_point():  # probabilities of classes
         return target.numel() / target.size(1) if target.dim() > 1 else 1
@@ -75,8 +74,46 @@ class LastAxis(nn.Module):
         self.loss = loss or nn.CrossEntropyLoss()
 
 
-def mapped(loss: Any, shapes: Callable[[], list[list[int]]], micro_batch: int) -> Loss:
-    """The loss as a sum and a count. `shapes` are those of one sample's outputs."""
+class OnStages:
+    """A loss as the engine calls it, on tensors without nesting.
+
+    It knows nothing of the pipeline, which would otherwise never be freed: the engine holds it.
+    """
+
+    def __init__(self, loss: Any, gives: Structure, outputs: list[Spec], samples: int,
+                 micro_batch: int):
+        self.gives, self.outputs, self.samples = gives, outputs, samples
+        self.loss = mapped(loss, self.zeros, micro_batch)
+        self.target: Structure | None = None
+
+    def flat(self, target: Any) -> list[torch.Tensor]:
+        """The tensors of a mini-batch's target. The next calls nest them alike."""
+        self.target, tensors = Structure.of(target)
+        if not tensors:
+            raise SettingError(f"the target {target!r} holds no tensor")
+        return tensors
+
+    def sum(self, outputs: list[torch.Tensor], targets: list[torch.Tensor]) -> torch.Tensor:
+        """The sum of a micro-batch."""
+        return self.loss.sum(self.gives.fill(outputs), self.target.fill(targets))
+
+    def count(self, targets: list[torch.Tensor]) -> float:
+        """The count of a mini-batch."""
+        return float(self.loss.count(self.target.fill(targets)))
+
+    def zeros(self, samples: int) -> Any:
+        """Outputs of zeros, for this number of samples."""
+        made = []
+        for shape, dtype in self.outputs:
+            per_sample = shape and shape[0] == self.samples
+            made.append(torch.zeros([samples, *shape[1:]] if per_sample else shape,
+                                    dtype=getattr(torch, dtype)))
+        return self.gives.fill(made)
+
+
+def mapped(loss: Any, zeros: Callable[[int], Any], micro_batch: int) -> Loss:
+    """The loss as a sum and a count. `zeros` makes outputs for a number of samples; `micro_batch`
+    is the most samples that a function returning both is called with to count."""
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, LastAxis):
@@ -91,7 +128,7 @@ def mapped(loss: Any, shapes: Callable[[], list[list[int]]], micro_batch: int) -
             f"gpipe.Loss(sum, count), where sum(output, target) is its sum (reduction='sum') and "
             f"count(target) what the mean divides by")
     if callable(loss):
-        return _returning_both(loss, shapes, micro_batch)
+        return _returning_both(loss, zeros, micro_batch)
     raise SettingError(f"loss {loss!r}: give a loss of torch.nn, a gpipe.Loss, or a function of "
                        f"(output, target) that returns (sum, count)")
 
@@ -106,27 +143,28 @@ def _summing(loss: nn.Module) -> nn.Module:
     return own
 
 
-def _reduced(loss: nn.Module, count) -> Loss:
+def _reduced(loss: nn.Module, count: Callable[[nn.Module, torch.Tensor], float]) -> Loss:
     own = _summing(loss)
+
+    def total(output, target):
+        # Outputs of fewer bits arrive in float32. PyTorch's losses want one dtype.
+        return own(output, target.to(output.dtype) if target.is_floating_point() else target)
 
     def counted(target):
         return 1.0 if loss.reduction == "sum" else count(loss, target)
 
-    return Loss(own, counted)
+    return Loss(total, counted)
 
 
 def _cross_entropy(loss: nn.CrossEntropyLoss, *, last_axis: bool) -> Loss:
-    own = _summing(loss)
+    reduced = _reduced(loss, _classes)
 
     def total(output, target):
         if last_axis or _is_last_axis(output, target):
             output, target = output.flatten(0, -2), target.flatten()
-        return own(output, target)
+        return reduced.sum(output, target)
 
-    def counted(target):
-        return 1.0 if loss.reduction == "sum" else _classes(loss, target)
-
-    return Loss(total, counted)
+    return Loss(total, reduced.count)
 
 
 def _is_last_axis(output: torch.Tensor, target: torch.Tensor) -> bool:
@@ -144,7 +182,7 @@ def _is_last_axis(output: torch.Tensor, target: torch.Tensor) -> bool:
     return last
 
 
-def _returning_both(loss: Callable, shapes, micro_batch: int) -> Loss:
+def _returning_both(loss: Callable, zeros: Callable[[int], Any], micro_batch: int) -> Loss:
     def both(output, target):
         found = loss(output, target)
         if not (isinstance(found, tuple) and len(found) == 2):
@@ -161,13 +199,13 @@ def _returning_both(loss: Callable, shapes, micro_batch: int) -> Loss:
             part = _rows(target, start, min(micro_batch, first.size(0) - start))
             samples = part.size(0) if isinstance(part, torch.Tensor) else part[0].size(0)
             with torch.no_grad():
-                total += float(both(shapes(samples), part)[1])
+                total += float(both(zeros(samples), part)[1])
         return total
 
     return Loss(lambda output, target: both(output, target)[0], counted)
 
 
-def _rows(target, start, count):
+def _rows(target: Any, start: int, count: int) -> Any:
     if isinstance(target, torch.Tensor):
         return target.narrow(0, start, count)
     return type(target)(_rows(own, start, count) for own in target)

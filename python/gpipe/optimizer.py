@@ -1,14 +1,13 @@
-"""PyTorch's optimizers as the engine's: their rule, their settings, and their groups of parameters.
+"""Optimizers of `torch.optim` as the engine's: rule, settings, and groups of parameters.
 
-The engine keeps the state and makes the updates. The optimizer of the user's keeps the learning
-rates, so that a scheduler of PyTorch drives them.
+The engine keeps the state and makes the updates. The user's optimizer keeps the learning rates, so
+that a scheduler of PyTorch drives them.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
 from torch import optim
 
 from .errors import SettingError
@@ -86,7 +85,6 @@ class Mapped:
                 "the optimizer has made steps already, and gpipe keeps optimizer state itself: "
                 "give a new one; Pipeline.load restores the state of a checkpoint")
         self.optimizer = optimizer
-        self.names: list[list[str]] = []
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:
@@ -94,18 +92,22 @@ class Mapped:
                         f"the optimizer has a parameter of shape {list(parameter.shape)} that is "
                         f"not the model's: make it from model.parameters(), after the model has "
                         f"its final form")
-            self.names.append([names[id(own)] for own in group["params"] if own.requires_grad])
+        self.names = [[names[id(own)] for own in group["params"]]
+                      for group in optimizer.param_groups]
+        self.check_trained(trained)
+        self.rule = self._rule()
+        self.rates = self.current()
+
+    def check_trained(self, trained: set[str]) -> None:
+        """Refuses parameters that would be trained and are in no group."""
         missing = sorted(trained - {name for group in self.names for name in group})
         if missing:
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
             raise SettingError(
-                f"parameter '{missing[0]}'{more}"
-                " would be trained and is in no group of the optimizer: add it, or freeze it with "
-                "requires_grad_(False)")
-        self.rule = self._rule()
-        self.rates = self.current()
+                f"parameter '{missing[0]}'{more} would be trained and is in no group of the "
+                f"optimizer: add it, or freeze it with requires_grad_(False)")
 
-    def _rule(self):
+    def _rule(self) -> tuple[str, list[float]]:
         rules = [RULES[type(self.optimizer)](group) for group in self.optimizer.param_groups]
         for group, rule in zip(self.optimizer.param_groups, rules):
             if rule != rules[0]:
@@ -154,8 +156,3 @@ class Mapped:
     def stepped(self) -> None:
         """Tells a scheduler that the optimizer has made its step."""
         self.optimizer._opt_called = True
-
-
-def names_of(model: torch.nn.Module) -> dict[int, str]:
-    """The first name of each parameter."""
-    return {id(value): name for name, value in model.named_parameters()}

@@ -50,7 +50,7 @@ class Plan:
 
     @property
     def stages(self) -> int:
-        """Number of stages, K."""
+        """Number of stages. With "interleaved:V" there are V for each device."""
         return len(self.balance)
 
     @property

@@ -1,5 +1,5 @@
-"""Random numbers inside layers: keyed by seed, layer, step and sample, so that neither the number
-of stages nor a recomputation changes them.
+"""Random numbers inside layers: keyed by seed, layer, step and micro-batch, so that neither the
+number of stages nor a recomputation changes them.
 
 Operators of PyTorch that draw (`torch.rand`, `bernoulli_`, `nn.LSTM`'s dropout, ...) are keyed by
 the engine itself. What is here replaces three functions of PyTorch by ones that do the same outside

@@ -8,16 +8,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
-from .errors import Error
+from . import _gpipe
+from .errors import VerificationError
 from .loss import Loss
 from .pipeline import Pipeline
 from .sequence import layers_of
-
-
-class Difference(Error):
-    """Two ways to run a model gave different bits."""
 
 
 @dataclass(frozen=True)
@@ -60,10 +58,14 @@ def verify(
         stages: numbers of stages; those above the number of layers are left out.
         target: what the loss takes; by default a fixed random tensor like the output.
         loss: by default the mean square of the difference.
+        schedules, remats: those to compare, each with every number of stages.
+        micro_batches: number of micro-batches of every run.
+        steps: number of updates (SGD with a rate of 0.01).
+        seed: of random operators.
         dtype: of the arithmetic.
 
     Raises:
-        Difference: the first value that differs, with both runs.
+        VerificationError: the first value that differs, with both runs.
     """
     most = len(layers_of(model))
     first, reference, runs = None, {}, []
@@ -83,8 +85,9 @@ def verify(
     return Verified(runs, steps, len(reference))
 
 
-def _train(model, example, target, loss, stages, schedule, remat, micro_batches, steps, seed,
-           dtype):
+def _train(model: nn.Module, example: Any, target: Any, loss: Any, stages: int, schedule: str,
+           remat: str, micro_batches: int, steps: int, seed: int,
+           dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     model = copy.deepcopy(model)
     if not model.training:
         model.train()
@@ -93,10 +96,10 @@ def _train(model, example, target, loss, stages, schedule, remat, micro_batches,
     if loss is None:
         loss = Loss(lambda output, target: _square(output, target), _elements)
     found: dict[str, torch.Tensor] = {}
+    balance = _gpipe.cut([1] * len(layers_of(model)), stages * _chunks(schedule))
     with Pipeline(model, example, stages=stages, schedule=schedule, remat=remat,
                   micro_batches=micro_batches, loss=loss, optimizer=optimizer, seed=seed,
-                  dtype=dtype, keep_gradients=True,
-                  balance=_even(model, stages * _chunks(schedule))) as pipe:
+                  dtype=dtype, keep_gradients=True, balance=balance) as pipe:
         if target is None:
             target = _target(pipe.predict(example))
         for step in range(steps):
@@ -115,36 +118,27 @@ def _train(model, example, target, loss, stages, schedule, remat, micro_batches,
     return found
 
 
-def _chunks(schedule):
+def _chunks(schedule: str) -> int:
     """Stages on each device."""
     name, _, number = schedule.partition(":")
     return int(number) if name == "interleaved" else 1
 
 
-def _even(model, stages):
-    layers = len(layers_of(model))
-    return [layers // stages + (at < layers % stages) for at in range(stages)]
-
-
-def _tensors(value):
-    import torch.utils._pytree as pytree
-
+def _tensors(value: Any) -> list[torch.Tensor]:
     return [own for own in pytree.tree_leaves(value)
             if isinstance(own, torch.Tensor) and own.is_floating_point()]
 
 
-def _square(output, target):
+def _square(output: Any, target: Any) -> torch.Tensor:
     pairs = zip(_tensors(output), _tensors(target))
     return sum(((a.float() - b.float()) ** 2).sum() for a, b in pairs)
 
 
-def _elements(target):
+def _elements(target: Any) -> int:
     return sum(own.numel() for own in _tensors(target))
 
 
-def _target(output):
-    import torch.utils._pytree as pytree
-
+def _target(output: Any) -> Any:
     generator = torch.Generator().manual_seed(1)
 
     def like(own):
@@ -155,16 +149,17 @@ def _target(output):
     return pytree.tree_map(like, output)
 
 
-def _compare(reference, found, first, name):
+def _compare(reference: dict[str, torch.Tensor], found: dict[str, torch.Tensor], first: str,
+             name: str) -> None:
     if reference.keys() != found.keys():
-        raise Difference(f"{first} and {name} give different values")
+        raise VerificationError(f"{first} and {name} give different values")
     for key, value in reference.items():
         other = found[key]
         same = value.shape == other.shape and torch.equal(
             value.contiguous().view(torch.uint8) if value.dim() else value,
             other.contiguous().view(torch.uint8) if other.dim() else other)
         if not same and not (value.isnan().all() and other.isnan().all()):
-            raise Difference(
-                f"{key} differs between {first} and {name}, by at most "
-                f"{(value.double() - other.double()).abs().max().item():.3g}: does a forward "
-                f"change something in Python, or draw from another generator than PyTorch's?")
+            raise VerificationError(
+                f"{key} differs between {first} and {name}; the largest difference is "
+                f"{(value.double() - other.double()).abs().max().item():.3g}. Look for state in "
+                f"Python that a forward changes, and for random numbers that are not PyTorch's")

@@ -11,7 +11,7 @@ use std::{
     time::Duration,
 };
 
-use gpipe::{Interrupt, Outputs, Pipeline, Result};
+use gpipe::{Error, Interrupt, Outputs, Pipeline, Result};
 use pyo3::{exceptions::PyRuntimeError, prelude::*};
 
 use crate::{failure::raised, running};
@@ -27,6 +27,28 @@ pub(crate) struct Owned {
     /// Forwards whose backward may still come, by number.
     pub open: HashMap<u64, Outputs>,
     pub next: u64,
+}
+
+impl Owned {
+    /// Gives up open forwards. The caller has changed what they computed with.
+    pub(crate) fn discard_forwards(&mut self) -> Result<()> {
+        if self.open.is_empty() {
+            return Ok(());
+        }
+        self.open.clear();
+        self.pipeline.discard_update()
+    }
+
+    /// Returns an error if forwards are open.
+    pub(crate) fn needs_no_forwards(&self, what: &str) -> Result<()> {
+        match self.open.len() {
+            0 => Ok(()),
+            number => Err(Error::Setting(format!(
+                "forwards that wait for their backward: {number}; run it, or drop their outputs, \
+                before you {what}"
+            ))),
+        }
+    }
 }
 
 type Job = Box<dyn FnOnce(&mut Owned) + Send>;

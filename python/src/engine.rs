@@ -94,6 +94,7 @@ impl Engine {
     ) -> PyResult<Bound<'py, PyDict>> {
         let (inputs, targets) = (arguments(inputs), arguments(targets));
         let own = self.with(py, move |owned| {
+            owned.needs_no_forwards("train")?;
             if let Some(lr) = lr {
                 owned.pipeline.set_learning_rate(lr);
             }
@@ -155,8 +156,8 @@ impl Engine {
         let (inputs, parameters) = self.with(py, move |owned| {
             let Some(outputs) = owned.open.remove(&number) else {
                 return Err(gpipe::Error::Input(
-                    "this backward has run: gpipe frees what it needs, so it cannot run again \
-                    (retain_graph=True); call the pipeline again"
+                    "what this forward kept is freed: its backward has run (retain_graph=True is \
+                    not supported), or the model has changed since; call the pipeline again"
                         .into(),
                 ));
             };
@@ -194,16 +195,9 @@ impl Engine {
         Ok((report::evaluation(py, own)?, named(gradients)))
     }
 
-    /// Gives up an update that runs in parts.
-    fn discard(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |owned| {
-            owned.open.clear();
-            owned.pipeline.discard_update()
-        })
-    }
-
-    fn parameters(&self, py: Python<'_>) -> PyResult<Vec<(String, PyTensor)>> {
-        Ok(named(self.with(py, |owned| owned.pipeline.parameters())?))
+    /// Copies of the parameters whose names match `pattern`.
+    fn parameters(&self, py: Python<'_>, pattern: String) -> PyResult<Vec<(String, PyTensor)>> {
+        Ok(named(self.with(py, move |owned| owned.pipeline.parameters_matching(&pattern))?))
     }
 
     fn averages(&self, py: Python<'_>) -> PyResult<Vec<(String, PyTensor)>> {
@@ -216,11 +210,36 @@ impl Engine {
 
     fn set_parameters(&self, py: Python<'_>, values: Vec<(String, PyTensor)>) -> PyResult<()> {
         let values: Vec<_> = values.into_iter().map(|(name, own)| (name, own.0)).collect();
-        self.with(py, move |owned| owned.pipeline.set_parameters(&values))
+        self.with(py, move |owned| {
+            owned.discard_forwards()?;
+            owned.pipeline.set_parameters(&values)
+        })
     }
 
     fn refresh(&self, py: Python<'_>) -> PyResult<()> {
-        self.with(py, |owned| owned.pipeline.refresh_parameters())
+        self.with(py, |owned| {
+            owned.discard_forwards()?;
+            owned.pipeline.refresh_parameters()
+        })
+    }
+
+    /// Freezes some parameters and trains others, by name.
+    fn set_trained(
+        &self,
+        py: Python<'_>,
+        frozen: Vec<String>,
+        trained: Vec<String>,
+    ) -> PyResult<()> {
+        self.with(py, move |owned| {
+            owned.needs_no_forwards("freeze or train parameters")?;
+            if !frozen.is_empty() {
+                owned.pipeline.freeze(frozen)?;
+            }
+            if !trained.is_empty() {
+                owned.pipeline.unfreeze(trained)?;
+            }
+            Ok(())
+        })
     }
 
     fn regroup(&self, py: Python<'_>, groups: Vec<(Vec<String>, f64, f64)>) -> PyResult<()> {
@@ -232,7 +251,10 @@ impl Engine {
     }
 
     fn set_input_gradients(&self, py: Python<'_>, wanted: bool) -> PyResult<()> {
-        self.with(py, move |owned| owned.pipeline.set_input_gradients(wanted))
+        self.with(py, move |owned| {
+            owned.needs_no_forwards("give inputs that require gradients for the first time")?;
+            owned.pipeline.set_input_gradients(wanted)
+        })
     }
 
     #[getter]
@@ -268,6 +290,7 @@ impl Engine {
     /// Restores the newest checkpoint in `folder`, or the one that `folder` is. Returns its folder.
     fn restore(&self, py: Python<'_>, folder: PathBuf) -> PyResult<PathBuf> {
         self.with_files(py, move |owned| {
+            owned.discard_forwards()?;
             let found = planning::find(&folder)?;
             found.restore(&mut owned.pipeline)?;
             Ok(found.folder().to_path_buf())

@@ -43,7 +43,8 @@ pub(crate) struct Described {
     parameters: Vec<Given>,
     stashes: Vec<String>,
     pops: Vec<String>,
-    flops: Option<f64>,
+    /// Measured nanoseconds of a forward and backward, for the cuts.
+    cost: Option<f64>,
 }
 
 /// Values of parameters, by their full names.
@@ -78,7 +79,7 @@ impl Described {
             parameters: specs,
             stashes: self.stashes,
             pops: self.pops,
-            flops: self.flops,
+            cost: self.cost,
             known: Mutex::default(),
             failure: failure.clone(),
         };
@@ -98,7 +99,7 @@ pub(crate) struct PyLayer {
     parameters: Vec<ParameterSpec>,
     stashes: Vec<String>,
     pops: Vec<String>,
-    flops: Option<f64>,
+    cost: Option<f64>,
     /// What `infer` found, because the engine asks in every forward: by the specs of inputs and
     /// popped skips. There are few, so that a list is faster than a map.
     known: Mutex<Vec<(Key, Inferred)>>,
@@ -187,6 +188,6 @@ impl Layer for PyLayer {
     }
 
     fn flops(&self, _: &[TensorSpec]) -> Option<f64> {
-        self.flops
+        self.cost
     }
 }

@@ -38,6 +38,7 @@ fn _gpipe(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(running::stash, module)?)?;
     module.add_function(wrap_pyfunction!(running::pop, module)?)?;
     module.add_function(wrap_pyfunction!(planning::plan, module)?)?;
+    module.add_function(wrap_pyfunction!(planning::cut, module)?)?;
     module.add_function(wrap_pyfunction!(planning::checkpoint_parameters, module)?)?;
     Ok(())
 }

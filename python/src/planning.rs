@@ -8,7 +8,8 @@ use gpipe::{
     profile::{Profile, Profiling, profile},
 };
 use gpipe_checkpoint::{Checkpoint, CheckpointError, folder};
-use pyo3::{prelude::*, types::PyDict};
+use gpipe_core::partition::by_cost;
+use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 use pyo3_tch::PyTensor;
 
 use crate::{convert::named, failure::raised};
@@ -87,6 +88,12 @@ pub(crate) fn plan<'py>(
     all.set_item("peaks", peaks)?;
     all.set_item("explanation", explain(&found))?;
     Ok(all)
+}
+
+/// Layers of each stage, so that the most expensive stage is as cheap as possible.
+#[pyfunction]
+pub(crate) fn cut(costs: Vec<u64>, stages: usize) -> PyResult<Vec<usize>> {
+    by_cost(&costs, stages).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
 /// The checkpoint that `path` is, or the newest one in it.

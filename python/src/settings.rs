@@ -36,7 +36,6 @@ pub(crate) struct Settings {
     optimizer: Option<Rule>,
     groups: Vec<(Vec<String>, f64, f64)>,
     average: Option<f64>,
-    input_gradients: bool,
     keep_gradients: bool,
     open_forwards: usize,
     norms_follow_micro_batches: bool,
@@ -150,9 +149,6 @@ impl Settings {
         }
         if let Some(decay) = self.average {
             builder = builder.average(decay);
-        }
-        if self.input_gradients {
-            builder = builder.input_gradients();
         }
         if self.norms_follow_micro_batches {
             builder = builder.norms_follow(NormsFollow::MicroBatches);

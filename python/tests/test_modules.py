@@ -110,10 +110,10 @@ def test_verify_finds_python_state():
             return x * self.calls
 
     own = nn.Sequential(nn.Linear(6, 6), Counter(), nn.Linear(6, 3))
-    from gpipe.verify import Difference
+    from gpipe.errors import VerificationError
 
     with pytest.warns(UserWarning, match="layer '1': its forward changes calls from"):
-        with pytest.raises(Difference, match="differs between"):
+        with pytest.raises(VerificationError, match="differs between"):
             gpipe.verify(own, batch()[0], remats=["never", "always"])
     found = gpipe.verify(model(), batch()[0], [1, 2, 4, 50])
     assert found.runs == ["K=1 1f1b unless-adjacent", "K=2 1f1b unless-adjacent",
@@ -146,6 +146,9 @@ def test_settings_are_checked_before_anything_runs():
     refused("balance='auto': give the number of layers", own, stages=2, balance="auto")
     refused("deadline=-1: give seconds above 0", own, deadline=-1)
     refused("seed=-1", own, seed=-1)
+    refused("clip_norm= needs optimizer=", own, clip_norm=1.0)
+    refused("average= needs optimizer=", own, average=0.9)
+    refused("devices='cpu': give a list", own, devices="cpu")
     refused("schedule=None", own, schedule=None)
     refused("PyTorch sees . GPUs", own, devices=["cuda:99"])
     refused("give an optimizer of torch.optim", own, optimizer=torch.optim.SGD)
@@ -165,6 +168,9 @@ def test_settings_are_checked_before_anything_runs():
         ]:
             with pytest.raises((gpipe.Error, RuntimeError), match=match):
                 call()
+        with pytest.raises(REFUSED, match="autocast does not reach"):
+            with torch.autocast("cpu", torch.bfloat16):
+                pipe.train_step(x, y)
         own.eval()
         with pytest.raises(REFUSED, match="evaluation mode"):
             pipe.train_step(x, y)

@@ -245,3 +245,42 @@ def test_losses_that_cannot_be_divided_are_refused():
     with pipeline(smooth(), loss=lambda a, b: (a - b).sum()) as pipe:
         with pytest.raises(gpipe.errors.SettingError, match="return \\(sum, count\\)"):
             pipe.train_step(*batch(dtype=torch.float64))
+
+
+@pytest.mark.parametrize("stages", [1, 3])
+@pytest.mark.parametrize("rule", ["sgd with momentum", "adamw"])
+def test_parameters_are_frozen_and_trained_between_steps(rule, stages):
+    """As people do who train a head first. Frozen from the start, later, and again."""
+    plain, own = smooth(), smooth()
+    plain[0].requires_grad_(False)
+    own[0].requires_grad_(False)
+    theirs, ours = RULES[rule](plain.parameters()), RULES[rule](own.parameters())
+    toggles = {1: [(0, True)], 2: [(0, False), (4, False)], 4: [(0, True), (4, True)]}
+    with pipeline(own, optimizer=ours, stages=stages) as pipe:
+        for step in range(6):
+            for at, trained in toggles.get(step, []):
+                plain[at].requires_grad_(trained)
+                own[at].requires_grad_(trained)
+            x, y = batch(seed=step, dtype=torch.float64)
+            theirs.zero_grad()
+            nn.functional.mse_loss(plain(x), y).backward()
+            theirs.step()
+            pipe.train_step(x, y)
+            for name, value in plain.state_dict().items():
+                torch.testing.assert_close(own.state_dict()[name], value, rtol=1e-9, atol=1e-12)
+
+
+def test_a_parameter_that_no_group_has_cannot_be_trained_later():
+    own = smooth()
+    own[0].requires_grad_(False)
+    optimizer = optim.SGD([*own[2].parameters(), *own[4].parameters()], 0.1)
+    x, y = batch(dtype=torch.float64)
+    with pipeline(own, optimizer=optimizer) as pipe:
+        pipe.train_step(x, y)
+        before = own[2].weight.clone()
+        own[0].requires_grad_(True)
+        with pytest.raises(gpipe.errors.SettingError, match="'0.bias' and 1 more would be trained"):
+            pipe.train_step(x, y)
+        assert torch.equal(own[2].weight, before)
+        own[0].requires_grad_(False)
+        pipe.train_step(x, y)

@@ -41,6 +41,22 @@ def test_weights_that_the_user_changes_are_seen():
         assert pipe.evaluate(x, y).loss == first
 
 
+def test_regression_what_the_user_changed_survives_a_look_at_the_state(tmp_path):
+    """A module in bfloat16 has copies of the engine's weights. Reading its state wrote the engine's
+    values over those that the user had loaded since the last step."""
+    own = smooth(torch.bfloat16)
+    x, y = batch(dtype=torch.bfloat16)
+    with pipeline(own) as pipe:
+        pipe.train_step(x, y)
+        loaded = smooth(torch.bfloat16, seed=3).state_dict()
+        own.load_state_dict(loaded)
+        assert_same(values(own), loaded)
+        pipe.save(tmp_path)
+    assert_same(values(own), loaded)
+    saved = gpipe.load(tmp_path)
+    assert_same({name: value.bfloat16() for name, value in saved.items()}, loaded)
+
+
 @pytest.mark.parametrize("first, then", [(2, 3), (3, 1), (1, 2)])
 def test_a_checkpoint_goes_on_at_another_number_of_stages(tmp_path, first, then):
     def steps(pipe, numbers):
@@ -161,6 +177,8 @@ def test_a_profile_leads_to_a_plan_that_runs(tmp_path):
     with pipeline(own, stages=None, micro_batches=1, plan=plan, optimizer=adam(own)) as pipe:
         assert pipe.balance == plan.balance
         pipe.train_step(x, y)
+    with pytest.raises(gpipe.errors.SettingError, match="leave them out"):
+        pipeline(own, stages=None, micro_batches=3, plan=plan, optimizer=adam(own))
     with pytest.raises(gpipe.errors.SettingError):
         gpipe.plan(again, stages=2, micro_batches=[2], schedules=["1f1b"], memory=10)
 
@@ -189,3 +207,34 @@ def test_copies_of_a_model_are_independent():
         assert not torch.equal(first[0].weight, second[0].weight)
         two.train_step(*batch())
     assert_same(values(first), values(second))
+
+
+def test_counters_of_batch_norms_are_the_users_too():
+    """Where momentum is None, the counter decides how much a mini-batch weighs."""
+    def made():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 4), nn.BatchNorm1d(4, momentum=None), nn.Linear(4, 3))
+
+    plain, own = made(), made()
+    with pipeline(own, stages=3, micro_batches=1,
+                  optimizer=torch.optim.SGD(own.parameters(), 0.0)) as pipe:
+        def both(seed):
+            x, y = batch(seed=seed)
+            plain(x)
+            pipe.train_step(x, y)
+            for name, value in plain[1].state_dict().items():
+                torch.testing.assert_close(own[1].state_dict()[name], value)
+
+        both(0)
+        both(1)
+        assert int(own[1].num_batches_tracked) == 2
+        for norm in (plain[1], own[1]):
+            norm.reset_running_stats()
+        both(2)
+        for norm in (plain[1], own[1]):
+            norm.num_batches_tracked.fill_(9)
+        both(3)
+        own[1].eval()
+        plain[1].eval()
+        both(4)
+    assert int(own[1].num_batches_tracked) == 10

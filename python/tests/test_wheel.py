@@ -1,5 +1,6 @@
 """The wheel works in another environment, without its dependencies installed again."""
 
+import os
 import subprocess
 import sys
 import venv
@@ -27,7 +28,8 @@ def test_the_wheel_works_elsewhere(tmp_path):
                "x = torch.randn(8, 4)\n"
                "with gpipe.Pipeline(m, x, stages=2, loss=nn.MSELoss(), optimizer=o) as p:\n"
                "    print(p.train_step(x, torch.zeros(8, 2)).step, gpipe.__file__)\n")
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     out = subprocess.run([str(interpreter), "-c", program], text=True, capture_output=True,
-                         cwd=tmp_path)
+                         cwd=tmp_path, env=own)
     assert out.returncode == 0, out.stderr
     assert out.stdout.startswith(f"1 {site}")

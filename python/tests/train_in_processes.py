@@ -32,5 +32,8 @@ with gpipe.Pipeline(own, x, stages=3 if schedule == "zb-h1" else 2, balance=None
     pipe.train_step(*batch(seed=10))
     pipe.load(folder)
     restored = pipe.train_step(*batch(seed=11)).loss.hex()
-print(json.dumps({"rank": rank, "losses": losses, "evaluation": evaluation, "restored": restored,
-                  "weights": digest(own)}), flush=True)
+found = {"rank": rank, "losses": losses, "evaluation": evaluation, "restored": restored,
+         "weights": digest(own)}
+# In one write: torchrun's processes print without buffers, and to one pipe.
+sys.stdout.write(json.dumps(found) + "\n")
+sys.stdout.flush()

@@ -159,6 +159,7 @@ def hugging_face_gpt2_with_dropout():
 
 @entry()
 def hugging_face_llama():
+    from huggingface import layers
     from transformers import LlamaConfig, LlamaForCausalLM
 
     config = LlamaConfig(vocab_size=40, hidden_size=16, intermediate_size=32, num_hidden_layers=3,
@@ -166,29 +167,7 @@ def hugging_face_llama():
                          max_position_embeddings=32)
     model = LlamaForCausalLM(config).train()
 
-    class Embed(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.embed, self.rotary = model.model.embed_tokens, model.model.rotary_emb
-
-        def forward(self, ids):
-            x = self.embed(ids)
-            positions = torch.arange(ids.size(1)).expand(ids.size(0), -1)
-            return x, self.rotary(x, positions)
-
-    class Block(nn.Module):
-        def __init__(self, layer):
-            super().__init__()
-            self.layer = layer
-
-        def forward(self, state):
-            x, positions = state
-            y = self.layer(x, position_embeddings=positions)
-            return (y[0] if isinstance(y, tuple) else y), positions
-
-    blocks = [Block(layer) for layer in model.model.layers]
-    return nn.Sequential(Embed(), *blocks, Apply(lambda state: state[0]), model.model.norm,
-                         model.lm_head), tokens(6, 40)
+    return layers(model), tokens(6, 40)
 
 
 @entry()

@@ -60,7 +60,7 @@ class GPipe(nn.Module):
         self.chunks, self.checkpoint = int(chunks), str(checkpoint)
         if balance is None:
             raise ValueError("balance is required: give the number of layers of each partition; "
-                             "gpipe.compat.balance (torchgpipe.balance) computes it")
+                             "gpipe.compat.balance.balance_by_time computes it")
         if self.chunks <= 0:
             raise ValueError("number of chunks must be positive integer")
         if self.checkpoint not in _REMATS:
@@ -71,7 +71,7 @@ class GPipe(nn.Module):
         if len(module) != sum(self.balance):
             raise ValueError(
                 f"module and sum of balance have different length (module: {len(module)}, sum of "
-                f"balance: {sum(self.balance)}); gpipe.compat.balance (torchgpipe.balance) "
+                f"balance: {sum(self.balance)}); gpipe.compat.balance.balance_by_time "
                 f"computes one")
         if any(own <= 0 for own in self.balance):
             raise ValueError(f"all balance numbers must be positive integer (balance: {balance})")

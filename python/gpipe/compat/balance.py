@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import nn
 
-from ..layer import Layer, Structure
-from ..pipeline import _timed
+from .. import _gpipe, checks, timing
+from ..network import Network
 
 __all__ = ["balance_by_size", "balance_by_time"]
 
@@ -27,7 +28,7 @@ def balance_by_size(partitions: int, module: nn.Sequential, input: Any, *, chunk
                     param_scale: float = 2.0, device: torch.device | None = None) -> list[int]:
     """Cuts by what each layer holds: its output for one of `chunks` micro-batches, and its
     parameters times `param_scale` (2 for SGD: weight and gradient; 4 for Adam)."""
-    def one(value):
+    def one(value: torch.Tensor) -> torch.Tensor:
         return value[:max(1, value.size(0) // chunks)] if value.dim() else value
 
     value = tuple(map(one, input)) if isinstance(input, tuple) else one(input)
@@ -39,36 +40,11 @@ def balance_by_size(partitions: int, module: nn.Sequential, input: Any, *, chunk
     return _cut(sizes, partitions)
 
 
-def _measure(module: nn.Sequential, sample: Any):
-    takes, values = Structure.of(sample)
-    found, skips = [], {}
-    with torch.random.fork_rng(devices=[]):
-        for name, own in module._modules.items():
-            layer = Layer(name, own, {}, torch.float32)
-            layer.takes = takes
-            spent, values, skips = _timed(layer, values, skips)
-            takes = layer.gives
-            found.append((spent, values))
-    return found
+def _measure(module: nn.Sequential, sample: Any) -> list[tuple[float, list[torch.Tensor]]]:
+    network = Network(module, sample, checks.dtype_of(module, None), can_share=True)
+    return timing.timed(network.layers, network.example)
 
 
-def _cut(costs: list[float], partitions: int) -> list[int]:
+def _cut(costs: Iterable[float], partitions: int) -> list[int]:
     """The cut whose most expensive part is as cheap as possible."""
-    count = len(costs)
-    if partitions < 1 or partitions > count:
-        raise ValueError(f"{partitions} partitions of {count} layers: give 1 to {count}")
-    before = [0.0]
-    for cost in costs:
-        before.append(before[-1] + cost)
-    best: dict[tuple[int, int], tuple[float, int]] = {(0, 0): (0.0, 0)}
-    for parts in range(1, partitions + 1):
-        for end in range(parts, count - (partitions - parts) + 1):
-            options = [(max(best[parts - 1, start][0], before[end] - before[start]), start)
-                       for start in range(parts - 1, end) if (parts - 1, start) in best]
-            best[parts, end] = min(options)
-    cut, end = [], count
-    for parts in range(partitions, 0, -1):
-        start = best[parts, end][1]
-        cut.append(end - start)
-        end = start
-    return cut[::-1]
+    return _gpipe.cut([round(own) for own in costs], partitions)

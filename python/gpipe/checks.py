@@ -1,0 +1,93 @@
+"""Checks of a pipeline's settings in the user's words, before the engine makes them in its own."""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+import torch
+from torch import nn
+
+from .errors import SettingError
+
+DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
+
+
+def positive(name: str, value: Any) -> int:
+    """`value`, if it is a whole number of at least 1."""
+    if not _is_whole(value) or value < 1:
+        _wrong(name, value, "give a whole number of at least 1")
+    return value
+
+
+def devices_of(stages: int | None, devices: Any) -> list[str]:
+    """The device of each stage."""
+    if devices is None:
+        return ["cpu"] * positive("stages", 1 if stages is None else stages)
+    if isinstance(devices, (str, torch.device)):
+        _wrong("devices", devices, "give a list with a device for each stage")
+    listed = [str(own) for own in devices]
+    if stages not in (None, len(listed)):
+        raise SettingError(f"stages={stages} and {len(listed)} devices: give one of them")
+    for own in map(torch.device, [own for own in listed if own.startswith("cuda")]):
+        if (own.index or 0) >= torch.cuda.device_count():
+            _wrong("devices", listed, f"PyTorch sees {torch.cuda.device_count()} GPUs here")
+    return listed
+
+
+def dtype_of(model: nn.Module, wanted: torch.dtype | None) -> torch.dtype:
+    """The dtype of the arithmetic: `wanted`, or that of the model's parameters."""
+    if wanted is None:
+        kinds = {own.dtype for own in model.parameters() if own.is_floating_point()}
+        if len(kinds) > 1:
+            listed = ", ".join(sorted(map(str, kinds)))
+            raise SettingError(f"the model's parameters are {listed}: give dtype=, or convert the "
+                               f"model with .to(dtype)")
+        wanted = next(iter(kinds), torch.float32)
+    if wanted not in DTYPES:
+        raise SettingError(f"dtype={wanted}: use torch.float32, float64, bfloat16 or float16")
+    return wanted
+
+
+def no_autocast() -> None:
+    """Refuses a call inside `torch.autocast`, which is of the calling thread."""
+    if any(map(torch.is_autocast_enabled, ("cpu", "cuda"))):
+        raise SettingError("torch.autocast does not reach the stages' threads: give the pipeline "
+                           "dtype=torch.bfloat16 or float16, and call it outside of autocast")
+
+
+def types(*, schedule: Any, remat: Any, seed: Any, clip_norm: Any, average: Any, deadline: Any,
+          balance: Any, memory_cap: Any) -> None:
+    """Refuses settings of another type than the documented one."""
+    if not isinstance(schedule, str):
+        _wrong("schedule", schedule, "give a string, such as '1f1b'")
+    if remat is not None and not isinstance(remat, str):
+        _wrong("remat", remat, "give a string, such as 'always'")
+    if not _is_whole(seed):
+        _wrong("seed", seed, "give a whole number of at least 0")
+    for name, value in (("clip_norm", clip_norm), ("average", average)):
+        if value is not None and not _is_number(value):
+            _wrong(name, value, "give a number")
+    if not _is_number(deadline) or not deadline > 0:
+        _wrong("deadline", deadline, "give seconds above 0")
+    if balance is not None and not _are_whole(balance):
+        _wrong("balance", balance, "give the number of layers of each stage, such as [3, 3]; leave "
+                                   "it out to cut by measured times")
+    if memory_cap is not None and not (_is_whole(memory_cap) or _are_whole(memory_cap)):
+        _wrong("memory_cap", memory_cap, "give bytes as a whole number, such as 2 << 30, or one "
+                                         "for each stage")
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= 0
+
+
+def _are_whole(value: Any) -> bool:
+    return isinstance(value, (list, tuple)) and all(map(_is_whole, value))
+
+
+def _wrong(name: str, value: Any, remedy: str) -> NoReturn:
+    raise SettingError(f"{name}={value!r}: {remedy}")

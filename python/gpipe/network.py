@@ -1,0 +1,294 @@
+"""The user's model as a network of the engine's layers, and the tensors that the two share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from . import batch_norm
+from .checks import DTYPES
+from .errors import SettingError
+from .layer import Layer, Spec, Structure, cast_buffers, describe, spec_of
+from .sequence import layers_of
+
+
+class Network:
+    """The layers of a module, how values are nested between them, and the module's tensors.
+
+    Args:
+        module: a sequence of layers.
+        example: a mini-batch's inputs.
+        dtype: of the arithmetic.
+        can_share: whether a stage may update the module's own tensors: it runs on the CPU.
+    """
+
+    def __init__(self, module: nn.Module, example: Any, dtype: torch.dtype, *, can_share: bool):
+        self.module = module
+        self.dtype = dtype
+        self.master = torch.float64 if dtype == torch.float64 else torch.float32
+        self.layers = self._make_layers()
+        for layer in self.layers:
+            for own in layer.parameters:
+                self._share_or_copy(own, can_share)
+            if self.is_reduced:
+                cast_buffers(layer, dtype)
+        self.tensors = Tensors(self.layers)
+        self.takes, self.example = Structure.of(example)
+        if not self.example:
+            raise SettingError(f"example {example!r} holds no tensor: give a mini-batch's inputs")
+        self.inputs = [spec_of(own) for own in self.example]
+        self.samples = self.example[0].size(0) if self.example[0].dim() else 0
+        self.gives, self.outputs = self._infer()
+
+    @property
+    def is_reduced(self) -> bool:
+        """Whether layers compute in copies of the parameters with fewer bits."""
+        return self.dtype in (torch.bfloat16, torch.float16)
+
+    @property
+    def has_copies(self) -> bool:
+        """Whether stages keep copies of tensors that they share: ties, and those of fewer bits."""
+        return self.is_reduced or any(own.is_tied for own in self.tensors)
+
+    def part(self, samples: int, shared: list[int]) -> list[torch.Tensor]:
+        """The example's first samples. Inputs at the positions `shared` stay whole."""
+        return [own if at in shared else own[:samples] for at, own in enumerate(self.example)]
+
+    def flat(self, value: Any) -> list[torch.Tensor]:
+        """The tensors of a mini-batch's inputs, which are nested like the example."""
+        given, tensors = Structure.of(value)
+        if not given.is_same(self.takes):
+            raise SettingError(f"the input is {describe(given)}, the example was "
+                               f"{describe(self.takes)}")
+        return tensors
+
+    def nested(self, tensors: Iterable[torch.Tensor]) -> Any:
+        """Outputs, nested as the last layer gives them."""
+        return self.gives.fill(list(tensors))
+
+    def is_training(self) -> bool:
+        """Whether one of the module's parts is in training mode."""
+        return any(own.training for layer in self.layers for _, own in layer.pairs)
+
+    def set_mode(self, training: bool) -> None:
+        """Gives the layers the modes of the user's module, or evaluation mode."""
+        for layer in self.layers:
+            for own, original in layer.pairs:
+                own.training = training and original.training
+
+    def check_plain(self) -> None:
+        """Refuses values between layers that are neither tensors nor tuples of tensors."""
+        for layer in self.layers:
+            for _, value in layer.gives.constants:
+                raise TypeError(f"layer '{layer.name}': expected Tensor in its output, but got "
+                                f"{type(value).__name__}")
+
+    def _make_layers(self) -> list[Layer]:
+        named = layers_of(self.module)
+        if not named:
+            raise SettingError("the model has no layers")
+        ties = _ties(named)
+        layers, names = [], set()
+        for name, module in named:
+            if name in names:
+                raise SettingError(f"two layers are named '{name}'")
+            names.add(name)
+            if not isinstance(module, nn.Module):
+                raise SettingError(f"layer '{name}' is {type(module).__name__}, no nn.Module")
+            layers.append(Layer(name, module, ties, self.dtype))
+        _check_norms(layers)
+        _check_storage(layers)
+        return layers
+
+    def _share_or_copy(self, own: dict, can_share: bool) -> None:
+        """Decides whether the module's tensor can be the engine's parameter."""
+        value = own["value"]
+        if value.dtype not in DTYPES:
+            raise SettingError(f"parameter '{own['name']}' is {value.dtype}: gpipe trains floating "
+                               f"point; make it a buffer")
+        fits = value.dtype == self.master and value.device.type == "cpu" and value.is_contiguous()
+        if not (own["shared"] and fits and can_share):
+            own["shared"] = False
+            own["value"] = value.detach().to("cpu", self.master).contiguous()
+
+    def _infer(self) -> tuple[Structure, list[Spec]]:
+        """Finds how each layer's output is nested. Returns that of the last, and its specs."""
+        takes, specs = self.takes, self.inputs
+        skips: dict[str, Spec] = {}
+        declared: set[str] = set()
+        for layer in self.layers:
+            layer.takes = takes
+            layer.absent = frozenset(declared - skips.keys())
+            layer.pops = [name for name in layer.pops if name not in layer.absent]
+            declared.update(layer.stashes)
+            missing = [name for name in layer.pops if name not in skips]
+            if missing:
+                raise SettingError(f"layer '{layer.name}': Pop({missing[0]!r}), but no earlier "
+                                   f"layer stashes '{missing[0]}'")
+            try:
+                specs, stashed = layer.infer(specs, [skips[name] for name in layer.pops])
+            except Exception as error:
+                error.add_note(f"gpipe: layer '{layer.name}' ({layer.kind}), inferring the shapes "
+                               f"of its outputs from the example")
+                raise
+            skips.update(zip(layer.stashes, stashed))
+            takes = layer.gives
+        return takes, specs
+
+
+class ModuleTensor:
+    """A parameter or running statistic of the user's module."""
+
+    def __init__(self, names: list[str], table: dict, key: str, described: dict):
+        self.names = names
+        """The engine's name of each of its uses. The first is the tensor's own."""
+        self.table, self.key = table, key
+        self.tensor: torch.Tensor = table[key]
+        self.is_buffer: bool = described["buffer"]
+        self.is_copied: bool = not described["shared"]
+        self.is_tied: bool = described["tie"] is not None
+        self.shape: list[int] = list(described["value"].shape)
+        self.address = self.tensor.data_ptr()
+        self.remember()
+
+    @property
+    def name(self) -> str:
+        """The engine's name."""
+        return self.names[0]
+
+    @property
+    def is_stale(self) -> bool:
+        """Whether it lags behind the engine's copy, until `Pipeline.sync`."""
+        return self.is_copied and not self.is_counter
+
+    @property
+    def is_counter(self) -> bool:
+        """Whether it counts mini-batches: an integer that the engine keeps as a number of its own.
+        """
+        return not self.tensor.is_floating_point()
+
+    def remember(self) -> None:
+        """Later changes are the user's."""
+        self.version, self.is_trained = self.tensor._version, self.tensor.requires_grad
+
+    def is_changed(self) -> bool:
+        """Whether the user has changed its values."""
+        return self.tensor._version != self.version
+
+    def is_replaced(self) -> bool:
+        """Whether the module has another tensor now, or the tensor other memory."""
+        same = self.table[self.key] is self.tensor
+        return not same or self.tensor.data_ptr() != self.address
+
+    def read(self, master: torch.dtype) -> torch.Tensor:
+        """Its values, as the engine takes them."""
+        return self.tensor.detach().to("cpu", master).reshape(self.shape).contiguous()
+
+    def write(self, value: torch.Tensor) -> None:
+        """Writes the engine's values into it."""
+        self.tensor.copy_(value.reshape(self.tensor.shape))
+
+
+class Tensors(list[ModuleTensor]):
+    """The module's own tensors that the engine trains or keeps, each once."""
+
+    def __init__(self, layers: list[Layer]):
+        found: dict[int, ModuleTensor] = {}
+        for layer in layers:
+            originals = dict(layer.original.named_modules(remove_duplicate=False))
+            for own in layer.parameters:
+                path, _, key = own["name"].rpartition(".")
+                module = originals[path]
+                table = module._parameters if key in module._parameters else module._buffers
+                if table.get(key) is None:
+                    continue
+                name = f"{layer.name}.{own['name']}"
+                if "*" in name:
+                    raise SettingError(f"'{name}' has a * in its name, which stands for any text "
+                                       f"where gpipe selects parameters: name the module otherwise")
+                if id(table[key]) in found:
+                    found[id(table[key])].names.append(name)
+                else:
+                    found[id(table[key])] = ModuleTensor([name], table, key, own)
+        super().__init__(found.values())
+
+    def names(self) -> dict[int, str]:
+        """The engine's name of each tensor, by the tensor's `id`."""
+        return {id(own.tensor): own.name for own in self}
+
+    def trained(self) -> set[str]:
+        """Names of the parameters that require gradients."""
+        return {own.name for own in self if own.tensor.requires_grad}
+
+    def check_replaced(self) -> None:
+        """Refuses tensors that are not those that the pipeline was made with."""
+        for own in self:
+            if own.is_replaced():
+                raise SettingError(
+                    f"'{own.name}' is not the tensor, or has not the memory, that it had when the "
+                    f"pipeline was made (model.to(...), p.data = ..., another nn.Parameter): make "
+                    f"a new pipeline")
+
+    def remember(self) -> None:
+        """Later changes of the tensors are the user's."""
+        for own in self:
+            own.remember()
+
+    def write(self, values: dict[str, torch.Tensor]) -> None:
+        """Writes the engine's values, by name, into the tensors."""
+        with torch.no_grad():
+            for own in self:
+                if own.name in values:
+                    own.write(values[own.name])
+        self.remember()
+
+    def add_gradients(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
+        """Adds gradients to the parameters', as autograd does."""
+        by_name = {own.name: own.tensor for own in self}
+        with torch.no_grad():
+            for name, gradient in gradients:
+                tensor = by_name[name]
+                gradient = gradient.to(tensor.device, tensor.dtype)
+                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+
+
+def _ties(named: list[tuple[str, nn.Module]]) -> dict[int, str]:
+    """A name for each parameter that is used more than once."""
+    uses: dict[int, list[str]] = {}
+    for layer, module in named:
+        if not isinstance(module, nn.Module):
+            continue
+        for path, own in module.named_modules(remove_duplicate=False):
+            for name, value in own._parameters.items():
+                if value is not None:
+                    full = ".".join(part for part in (layer, path, name) if part)
+                    uses.setdefault(id(value), []).append(full)
+    return {key: names[0] for key, names in uses.items() if len(names) > 1}
+
+
+def _check_norms(layers: list[Layer]) -> None:
+    owners: dict[int, str] = {}
+    for layer in layers:
+        for own in layer.original.modules():
+            if batch_norm.is_deferred(own) and owners.setdefault(id(own), layer.name) != layer.name:
+                raise SettingError(
+                    f"layers '{owners[id(own)]}' and '{layer.name}' use one batch norm: its "
+                    f"running statistics would be of both. Give each its own")
+
+
+def _check_storage(layers: list[Layer]) -> None:
+    """Refuses two parameters in one storage, which are not one parameter."""
+    owners: dict[int, tuple[int, str]] = {}
+    for layer in layers:
+        for own in layer.parameters:
+            value, full = own["value"], f"{layer.name}.{own['name']}"
+            if value.numel() == 0 or own["buffer"]:
+                continue
+            first = owners.setdefault(value.data_ptr(), (id(value), full))
+            if first[0] != id(value):
+                raise SettingError(
+                    f"'{first[1]}' and '{full}' are two parameters in one storage: make them one, "
+                    f"by b.weight = a.weight")
