@@ -24,6 +24,11 @@ def check(module: nn.Module, name: str) -> None:
         raise SettingError(
             f"layer '{name}': SyncBatchNorm sums over processes of its own; use BatchNorm: the "
             f"pipeline's running statistics are of the whole mini-batch")
+    if is_deferred(module) and type(module).forward is not _BatchNorm.forward:
+        raise SettingError(
+            f"layer '{name}': {type(module).__name__} is a batch norm with a forward of its own, "
+            f"which would be left out: use PyTorch's BatchNorm, and put the rest in a module of "
+            f"its own")
 
 
 def defer(module: nn.Module, first: int) -> None:

@@ -7,16 +7,18 @@ updates are the module's own.
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import logging
 import operator
 import warnings
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
 from . import _gpipe, batch_norm, skip
 from .errors import ModelError, SettingError
@@ -84,6 +86,7 @@ class Layer:
         self.places: list[tuple[dict, str] | None] = []
         self._collect(ties)
         self.held: tuple | None = None  # until the first call
+        self.is_unchecked = True  # until a call with gradients
         self.is_plain = False
         self.recurrent = [own for own in self.module.modules() if isinstance(own, nn.RNNBase)]
         known = {id(own["value"]) for own in self.parameters}
@@ -150,7 +153,7 @@ class Layer:
 
     def __call__(self, parameters: tuple, inputs: tuple):
         held = self.held
-        if held is None:
+        if self.is_unchecked and (held is None or torch.is_grad_enabled()):
             self.hold(parameters)
             return self.watched(inputs)
         if not all(map(operator.is_, parameters, held)):
@@ -173,14 +176,22 @@ class Layer:
         return self.flattened(output)
 
     def watched(self, inputs: tuple):
-        """The first call: warns if the forward changes numbers or strings that the module keeps."""
+        """The first call, and the first with gradients: warns if the forward changes numbers or
+        strings that the module keeps, and refuses parameters that are not the layer's."""
         plain = self.is_plain
         before = self.attributes()
         try:
-            self.is_plain = False
-            return self(self.held, inputs)
+            self.is_plain = self.is_unchecked = False
+            outputs = self(self.held, inputs)
+            if torch.is_grad_enabled() and not self.pops:
+                self.check_leaves(outputs, inputs)
+            return outputs
+        except BaseException:
+            self.is_unchecked = True
+            raise
         finally:
             self.is_plain = plain
+            self.is_unchecked = self.is_unchecked or not torch.is_grad_enabled()
             after = self.attributes()
             changed = [name for name, value in after.items() if before.get(name, value) != value]
             if changed:
@@ -189,6 +200,15 @@ class Layer:
                     f"{before[changed[0]]!r} to {after[changed[0]]!r}. If outputs depend on it, a "
                     f"recomputation and other stages see other values: run "
                     f"gpipe.verify(model, example) to find out", stacklevel=1)
+
+    def check_leaves(self, outputs: Any, inputs: tuple) -> None:
+        """Refuses parameters that the forward uses and the engine does not know of."""
+        foreign = foreign_leaf(pytree.tree_leaves(outputs), (*self.held, *inputs))
+        if foreign is not None:
+            raise SettingError(
+                f"its forward uses a parameter of shape {list(foreign.shape)} that is not "
+                f"registered in it (in a list, a closure, or another module's), and would get no "
+                f"gradient: register it, such as by self.weight = other.weight")
 
     def attributes(self) -> dict[str, Any]:
         """What the modules keep in Python: numbers and strings, by name."""
@@ -250,7 +270,8 @@ class Layer:
         log = logging.getLogger("torch._subclasses.fake_tensor")
         was_disabled, log.disabled = log.disabled, True
         try:
-            outputs, stashed = self._infer_fake(inputs, popped)
+            with without_fakes(self.module):
+                outputs, stashed = self._infer_fake(inputs, popped)
         except (RuntimeError, TypeError, NotImplementedError, AttributeError) as error:
             # Code that looks at values cannot run on shapes alone. A real error comes again.
             try:
@@ -350,10 +371,70 @@ def check(module: nn.Module, name: str) -> None:
             raise SettingError(
                 f"{where} is {type(own).__name__}: give the module inside it (.module), and start "
                 f"several processes with torchrun")
+        if isinstance(own, torch.jit.ScriptModule):
+            raise SettingError(f"{where} is a TorchScript module: give the module as it was before "
+                               f"torch.jit")
+        if getattr(own, "max_norm", None) is not None and isinstance(
+                own, (nn.Embedding, nn.EmbeddingBag)):
+            raise SettingError(f"{where} has max_norm, which changes the weights in the forward: a "
+                               f"recomputation would see others")
+        if getattr(own, "sparse", False) is True:
+            raise SettingError(f"{where} has sparse gradients: make it with sparse=False")
         if isinstance(own, nn.modules.lazy.LazyModuleMixin) and own.has_uninitialized_params():
             raise SettingError(f"{where} ({type(own).__name__}) has no parameters yet: call the "
                                f"model once before you make the pipeline")
         batch_norm.check(own, name)
+    first = getattr(module, "self_attn", module)
+    if getattr(first, "batch_first", True) is False:
+        raise SettingError(
+            f"layer '{name}' ({type(module).__name__}) has batch_first=False: the first axis of "
+            f"its input is time, which would be cut into micro-batches. Make it with "
+            f"batch_first=True")
+
+
+def foreign_leaf(outputs: list[Any], known: Iterable[torch.Tensor]) -> torch.Tensor | None:
+    """A tensor that gradients of `outputs` go to, and that is not among `known`."""
+    known = list(known)
+    own = {id(tensor) for tensor in known}
+    seen = {tensor.grad_fn for tensor in known}
+    nodes = [tensor.grad_fn for tensor in outputs if isinstance(tensor, torch.Tensor)]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        leaf = getattr(node, "variable", None)
+        if isinstance(leaf, torch.Tensor) and id(leaf) not in own:
+            return leaf
+        nodes += [further for further, _ in node.next_functions]
+    return None
+
+
+@contextlib.contextmanager
+def without_fakes(module: nn.Module) -> Iterator[None]:
+    """Afterwards the modules keep no tensor without values: neither as attributes or buffers, nor
+    in lists and dictionaries, such as caches that a forward fills at its first call."""
+    kept = []
+    for own in module.modules():
+        containers = [own.__dict__, *own.__dict__.values()]
+        kept += [(one, copy.copy(one)) for one in containers if isinstance(one, (dict, list))]
+    try:
+        yield
+    finally:
+        for container, content in kept:
+            if isinstance(container, list):
+                if _has_fakes(container):
+                    container[:] = content
+                continue
+            for key in [key for key, value in container.items() if _has_fakes(value)]:
+                if key in content:
+                    container[key] = content[key]
+                else:
+                    del container[key]
+
+
+def _has_fakes(value: Any) -> bool:
+    return any(isinstance(own, FakeTensor) for own in pytree.tree_leaves(value))
 
 
 def structure_of(module: nn.Module, name: str) -> nn.Module:

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 
 from .errors import SettingError
-from .layer import Spec, Structure
+from .layer import Spec, Structure, foreign_leaf
 
 class Loss:
     """A loss of your own.
@@ -85,6 +85,7 @@ class OnStages:
         self.gives, self.outputs, self.samples = gives, outputs, samples
         self.loss = mapped(loss, self.zeros, micro_batch)
         self.target: Structure | None = None
+        self.is_unchecked = True  # until a call with gradients
 
     def flat(self, target: Any) -> list[torch.Tensor]:
         """The tensors of a mini-batch's target. The next calls nest them alike."""
@@ -95,7 +96,15 @@ class OnStages:
 
     def sum(self, outputs: list[torch.Tensor], targets: list[torch.Tensor]) -> torch.Tensor:
         """The sum of a micro-batch."""
-        return self.loss.sum(self.gives.fill(outputs), self.target.fill(targets))
+        found = self.loss.sum(self.gives.fill(outputs), self.target.fill(targets))
+        if self.is_unchecked and torch.is_grad_enabled():
+            foreign = foreign_leaf([found], (*outputs, *targets))
+            if foreign is not None:
+                raise SettingError(
+                    f"the loss uses a parameter of shape {list(foreign.shape)}, which would get "
+                    f"no gradient: give it to the last layer, or compute the loss from pipe(x)")
+            self.is_unchecked = False
+        return found
 
     def count(self, targets: list[torch.Tensor]) -> float:
         """The count of a mini-batch."""
@@ -147,6 +156,10 @@ def _reduced(loss: nn.Module, count: Callable[[nn.Module, torch.Tensor], float])
     own = _summing(loss)
 
     def total(output, target):
+        if count is _elements and output.shape != target.shape:
+            raise SettingError(
+                f"loss {type(loss).__name__}: the output is {list(output.shape)}, the target "
+                f"{list(target.shape)}, which PyTorch would broadcast: give both one shape")
         # Outputs of fewer bits arrive in float32. PyTorch's losses want one dtype.
         return own(output, target.to(output.dtype) if target.is_floating_point() else target)
 

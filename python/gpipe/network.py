@@ -99,6 +99,11 @@ class Network:
             if not isinstance(module, nn.Module):
                 raise SettingError(f"layer '{name}' is {type(module).__name__}, no nn.Module")
             layers.append(Layer(name, module, ties, self.dtype))
+        for layer in layers:
+            for own in layer.parameters:
+                if own["value"].device.type == "meta":
+                    raise SettingError(f"'{layer.name}.{own['name']}' has no values (meta device): "
+                                       f"load the model before you make the pipeline")
         _check_norms(layers)
         _check_storage(layers)
         return layers
@@ -112,7 +117,8 @@ class Network:
         fits = value.dtype == self.master and value.device.type == "cpu" and value.is_contiguous()
         if not (own["shared"] and fits and can_share):
             own["shared"] = False
-            own["value"] = value.detach().to("cpu", self.master).contiguous()
+        # The engine's tensor is another one with the same memory, without the user's hooks.
+        own["value"] = value.detach().to("cpu", self.master).contiguous()
 
     def _infer(self) -> tuple[Structure, list[Spec]]:
         """Finds how each layer's output is nested. Returns that of the last, and its specs."""
@@ -180,12 +186,15 @@ class ModuleTensor:
 
     def is_replaced(self) -> bool:
         """Whether the module has another tensor now, or the tensor other memory."""
-        same = self.table[self.key] is self.tensor
+        same = self.table.get(self.key) is self.tensor
         return not same or self.tensor.data_ptr() != self.address
 
-    def read(self, master: torch.dtype) -> torch.Tensor:
-        """Its values, as the engine takes them."""
-        return self.tensor.detach().to("cpu", master).reshape(self.shape).contiguous()
+    def read(self, engines: torch.Tensor) -> torch.Tensor:
+        """Its values, as the engine takes them. Where they are the engine's, but for rounding, the
+        engine's own remain."""
+        value = self.tensor.detach().to("cpu").reshape(self.shape)
+        same = value == engines.to(value.dtype)
+        return torch.where(same, engines, value.to(engines.dtype)).contiguous()
 
     def write(self, value: torch.Tensor) -> None:
         """Writes the engine's values into it."""

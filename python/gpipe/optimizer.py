@@ -80,11 +80,20 @@ class Mapped:
                 f"optimizer {type(optimizer).__name__}: gpipe runs {known}. Run another one "
                 f"yourself: optimizer=None, Pipeline.accumulate in the place of train_step, and "
                 f"then its step()")
+        self.optimizer, self.known = optimizer, names
+        self._read_groups()
+        self.check_trained(trained)
+        self.rule = self._rule()
+        self.rates = self.current()
+
+    def _read_groups(self) -> None:
+        """Names the parameters of each group. Refuses what the engine would not know of."""
+        optimizer, names = self.optimizer, self.known
         if any(optimizer.state.values()):
             raise SettingError(
-                "the optimizer has made steps already, and gpipe keeps optimizer state itself: "
-                "give a new one; Pipeline.load restores the state of a checkpoint")
-        self.optimizer = optimizer
+                "the optimizer has state (it has made steps already, or load_state_dict), and "
+                "gpipe keeps optimizer state itself: give a new one; Pipeline.load restores the "
+                "state of a checkpoint")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:
@@ -94,12 +103,10 @@ class Mapped:
                         f"its final form")
         self.names = [[names[id(own)] for own in group["params"]]
                       for group in optimizer.param_groups]
-        self.check_trained(trained)
-        self.rule = self._rule()
-        self.rates = self.current()
 
     def check_trained(self, trained: set[str]) -> None:
         """Refuses parameters that would be trained and are in no group."""
+        self._read_groups()
         missing = sorted(trained - {name for group in self.names for name in group})
         if missing:
             more = f" and {len(missing) - 1} more" if missing[1:] else ""
@@ -141,14 +148,17 @@ class Mapped:
 
     def changed(self) -> tuple[float, list | None]:
         """The rate of the next step, and the groups if they have changed."""
+        before_names = self.names
+        self._read_groups()
         rule, now = self._rule(), self.current()
         if rule != self.rule:
             raise SettingError(f"the optimizer's settings changed from {self.rule} to {rule}: only "
                                f"lr and weight_decay may change between steps")
-        close = all(abs(a[0] - b[0]) <= 1e-12 * abs(b[0]) and a[1] == b[1]
-                    for a, b in zip(now.groups, self.rates.groups))
+        close = len(now.groups) == len(self.rates.groups) and all(
+            abs(a[0] - b[0]) <= 1e-12 * abs(b[0]) and a[1] == b[1]
+            for a, b in zip(now.groups, self.rates.groups))
         before, self.rates = self.rates, now
-        if close:
+        if close and self.names == before_names:
             self.rates.groups = before.groups
             return now.lr, None
         return now.lr, self.groups()

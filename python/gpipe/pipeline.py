@@ -147,6 +147,8 @@ class Pipeline:
             self._loss = OnStages(loss, network.gives, network.outputs, network.samples,
                                   micro_batch)
         self._gives_input_gradients = False
+        self._on_cpu = set(placed) == {"cpu"}
+        self._is_behind = False  # whether the module waits for `sync`
         in_processes = started() if processes is None else processes
         network.set_mode(model.training)
         if balance is None and len(placed) > 1 and not in_processes:
@@ -177,7 +179,7 @@ class Pipeline:
         self._engine = _gpipe.Engine(settings, in_processes, float(deadline))
         self._rank, self._size = self._engine.processes
         network.tensors.remember()
-        self._hook = model.register_state_dict_pre_hook(_syncs(weakref.ref(self)))
+        self._hook = model.register_state_dict_pre_hook(_Syncs(self))
         _open.add(self)
 
     # Training.
@@ -194,10 +196,17 @@ class Pipeline:
         self._needs(loss=True, optimizer=True, training=True)
         tensors, targets = self._network.flat(x), self._loss.flat(y)
         self._prepare(training=True)
+        hooked = [own.name for own in self._network.tensors if own.tensor._backward_hooks]
+        if hooked:
+            raise SettingError(f"'{hooked[0]}' has a gradient hook, which the stages do not call: "
+                               f"remove it, or run the update yourself, from pipe(x)")
         lr, groups = self._mapped.changed()
         if groups is not None:
             self._engine.regroup(groups)
         report = StepReport.of(self._engine.train_step(tensors, targets, lr))
+        self._is_behind = any(own.is_stale for own in self._network.tensors)
+        if self._is_behind and self._on_cpu and self._size == 1:
+            self._write_back()
         self._finish()
         self._mapped.stepped()
         return report
@@ -267,11 +276,7 @@ class Pipeline:
         processes, all of them call it."""
         self._needs()
         self._send_changes()
-        tensors = self._network.tensors
-        if self._size > 1:
-            tensors.write(gather(self._engine, dict(self._engine.parameters("*"))))
-        elif any(own.is_stale for own in tensors):
-            tensors.write(dict(self._engine.parameters("*")))
+        self._write_back()
 
     def save(self, folder: str | os.PathLike, *, keep: int = 2) -> Path:
         """Saves parameters, optimizer state, averages and the number of steps as a checkpoint in
@@ -289,7 +294,7 @@ class Pipeline:
         self._needs()
         found = Path(self._engine.restore(os.fspath(folder)))
         if self._size == 1:
-            self.sync()
+            self._write_back()
         self._sync_counters()
         self._network.tensors.remember()
         return found
@@ -397,13 +402,28 @@ class Pipeline:
         """Sends the values that the user has changed to the stages, where they have copies."""
         tensors = self._network.tensors
         changed = [own for own in tensors if own.is_changed()]
-        copied = [(own.name, own.read(self._network.master)) for own in changed if own.is_copied]
+        copied = [own for own in changed if own.is_copied]
         if copied:
-            self._engine.set_parameters(copied)
+            if self._is_behind:
+                raise SettingError(
+                    f"'{copied[0].name}' was changed in the module while the stages hold newer "
+                    f"values: call sync() before you change the weights, or make a new pipeline")
+            values = dict(self._engine.parameters("*"))
+            self._engine.set_parameters([(own.name, own.read(values[own.name]))
+                                         for own in copied if own.name in values])
         if changed and self._network.has_copies:
             self._engine.refresh()
         for own in changed:
             own.version = own.tensor._version
+
+    def _write_back(self) -> None:
+        """Writes the stages' values into the module, where it does not share them."""
+        tensors = self._network.tensors
+        if self._size > 1:
+            tensors.write(gather(self._engine, dict(self._engine.parameters("*"))))
+        elif any(own.is_stale for own in tensors):
+            tensors.write(dict(self._engine.parameters("*")))
+        self._is_behind = False
 
     def _finish(self) -> None:
         """Brings the module up to date with what a call has changed."""
@@ -418,12 +438,16 @@ class Pipeline:
             self._network.tensors.write(dict(values))
 
 
-def _syncs(reference: weakref.ref[Pipeline]) -> Any:
-    """What a module calls before its state is read."""
+class _Syncs:
+    """What a module calls before its state is read. A copy of the module has no pipeline."""
 
-    def before_state_dict(*_: Any) -> None:
-        pipe = reference()
+    def __init__(self, pipe: Pipeline | None = None):
+        self.reference = pipe and weakref.ref(pipe)
+
+    def __call__(self, *_: Any) -> None:
+        pipe = self.reference and self.reference()
         if pipe is not None and pipe._engine is not None and pipe._size == 1:
             pipe.sync()
 
-    return before_state_dict
+    def __reduce__(self):
+        return _Syncs, ()

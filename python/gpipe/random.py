@@ -2,7 +2,7 @@
 number of stages nor a recomputation changes them.
 
 Operators of PyTorch that draw (`torch.rand`, `bernoulli_`, `nn.LSTM`'s dropout, ...) are keyed by
-the engine itself. What is here replaces three functions of PyTorch by ones that do the same outside
+the engine itself. What is here replaces functions of PyTorch by ones that do the same outside
 of layers. Inside of layers:
 
 - `F.dropout` and the dropout of `F.scaled_dot_product_attention` are keyed by sample, so that the
@@ -12,18 +12,23 @@ of layers. Inside of layers:
 
 import functools
 import math
+import threading
 
 import torch
 import torch.nn.functional as F
 import torch.utils.checkpoint
 
 from . import _gpipe
+from .errors import SettingError
 
 # Code of the user's own that torch.compile traces, outside of pipelines, stays as it is.
 _compiling = torch.compiler.is_compiling
 _dropout = F.dropout
 _attention = F.scaled_dot_product_attention
 _checkpoint = torch.utils.checkpoint.checkpoint
+_recomputing = torch.utils.checkpoint._checkpoint_without_reentrant_generator
+_Reentrant = torch.utils.checkpoint.CheckpointFunction
+_threads = threading.local()
 
 
 @functools.wraps(_dropout)
@@ -57,7 +62,7 @@ def _keyed_attention(query, key, value, attn_mask=None, dropout_p=0.0, is_causal
             scores = scores.masked_fill(attn_mask.logical_not(), float("-inf"))
         else:
             scores = scores + attn_mask
-    weights = torch.softmax(scores, dim=-1)
+    weights = torch._safe_softmax(scores, -1)  # 0 where a row is masked whole, as PyTorch's
     return _keyed_dropout(weights, dropout_p, True) @ value
 
 
@@ -72,9 +77,35 @@ def _keyed_checkpoint(function, *args, **settings):
 
     settings.setdefault("use_reentrant", False)
     settings["preserve_rng_state"] = False
+    _threads.is_keyed = True
     return _checkpoint(keyed, *args, **settings)
+
+
+def _check_keyed():
+    """Refuses a checkpoint that does not come from `_keyed_checkpoint`: its recomputation would
+    draw other numbers."""
+    is_keyed, _threads.is_keyed = getattr(_threads, "is_keyed", False), False
+    if not is_keyed and not _compiling() and _gpipe.in_layer():
+        raise SettingError("torch.utils.checkpoint.checkpoint was imported by name before gpipe, "
+                           "so that its recomputation would draw other random numbers: import "
+                           "gpipe first (before transformers, too)")
+
+
+@functools.wraps(_recomputing)
+def _checked_recomputing(*args, **settings):
+    _check_keyed()
+    return _recomputing(*args, **settings)
+
+
+class _CheckedReentrant(_Reentrant):
+    @staticmethod
+    def apply(*args):
+        _check_keyed()
+        return _Reentrant.apply(*args)
 
 
 F.dropout = _keyed_dropout
 F.scaled_dot_product_attention = _keyed_attention
 torch.utils.checkpoint.checkpoint = _keyed_checkpoint
+torch.utils.checkpoint._checkpoint_without_reentrant_generator = _checked_recomputing
+torch.utils.checkpoint.CheckpointFunction = _CheckedReentrant

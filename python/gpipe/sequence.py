@@ -32,10 +32,21 @@ class Sequence(nn.Module):
         return x
 
     def state_dict(self, *args, **settings):
+        self._check_names()
         return self.model.state_dict(*args, **settings)
 
     def load_state_dict(self, *args, **settings):
+        self._check_names()
         return self.model.load_state_dict(*args, **settings)
+
+    def _check_names(self) -> None:
+        """Refuses to leave out parameters of parts that are not the model's."""
+        own = {id(value) for value in self.model.parameters()}
+        for name, module in self.layers:
+            if any(id(value) not in own for value in module.parameters()):
+                raise SettingError(f"part '{name}' has parameters that are not the model's, so the "
+                                   f"model's state_dict has none of them: make it a module of the "
+                                   f"model, or save {type(module).__name__}.state_dict() itself")
 
 
 Part = str | tuple[str, nn.Module] | nn.Module
@@ -94,6 +105,12 @@ def layers_of(model: nn.Module) -> list[tuple[str, nn.Module]]:
 
     Raises SettingError for another model, with the way to make it one.
     """
+    if isinstance(model, (Sequence, nn.Sequential)):
+        hooks = (model._forward_hooks, model._forward_pre_hooks, model._backward_hooks,
+                 model._backward_pre_hooks)
+        if any(hooks) or "forward" in vars(model):
+            raise SettingError("the model itself has hooks, or a forward of its own, which a "
+                               "pipeline would not call: put them on its layers")
     if isinstance(model, Sequence):
         return list(model.layers)
     if isinstance(model, nn.Sequential):

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+import torch.utils.checkpoint
 from common import assert_same, batch, model, smooth, values
 from torch import nn
 
@@ -263,3 +264,64 @@ def test_compat_refuses_what_cannot_be_had():
     # Sizes of parameters decide: the last layer is the largest.
     large = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4), nn.Linear(4, 4000))
     assert compat.balance.balance_by_size(2, large, torch.zeros(2, 4)) == [3, 1]
+
+
+def test_hooks_of_parameters_run_once():
+    own = smooth()
+    plain = copy.deepcopy(own)
+    for layers in (own, plain):
+        layers[0].weight.register_hook(lambda gradient: gradient * 5)
+    x, y = batch(dtype=torch.float64)
+    with made(own, micro_batches=2) as pipe:
+        nn.functional.mse_loss(pipe(x), y).backward()
+        nn.functional.mse_loss(plain(x), y).backward()
+    torch.testing.assert_close(own[0].weight.grad, plain[0].weight.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_regression_rows_that_are_masked_whole_are_pytorchs():
+    """With dropout in attention they were NaN."""
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.block = nn.TransformerEncoderLayer(6, 2, 12, dropout=0.1, batch_first=True)
+
+        def forward(self, state):
+            x, mask = state
+            return self.block(x, src_key_padding_mask=mask), mask
+
+    mask = torch.zeros(8, 5, dtype=torch.bool)
+    mask[3] = True
+    x = torch.randn(8, 5, 6)
+    with gpipe.Pipeline(nn.Sequential(Block(), Block()), (x, mask), stages=2,
+                        micro_batches=2) as pipe:
+        assert pipe((x, mask))[0].isfinite().all()
+
+
+@pytest.mark.parametrize("reentrant", [False, True])
+def test_regression_a_checkpoint_that_was_imported_by_name_is_refused(reentrant):
+    """Its recomputation drew another dropout, where it was imported before gpipe."""
+    imported = torch.utils.checkpoint.checkpoint.__wrapped__
+
+    class Recomputed(nn.Module):
+        def __init__(self, checkpoint):
+            super().__init__()
+            self.linear, self.checkpoint = nn.Linear(6, 6), checkpoint
+
+        def inside(self, x):
+            return nn.functional.dropout(torch.tanh(self.linear(x)), 0.5, True)
+
+        def forward(self, x):
+            return self.checkpoint(self.inside, x, use_reentrant=reentrant)
+
+    x = batch(dtype=torch.float64)[0]
+    with made(nn.Sequential(nn.Linear(6, 6), Recomputed(imported)).double()) as pipe:
+        with pytest.raises(gpipe.errors.SettingError, match="import gpipe first"):
+            pipe(x)
+    if not reentrant:
+        own = nn.Sequential(nn.Linear(6, 6), Recomputed(torch.utils.checkpoint.checkpoint)).double()
+        with made(own) as pipe:
+            y = pipe(x)
+            y.sum().backward()
+        hidden = torch.tanh(own[1].linear(own[0](x)))
+        expected = ((y != 0) * 2 * (1 - hidden ** 2)).sum(0)
+        torch.testing.assert_close(own[1].linear.bias.grad, expected)

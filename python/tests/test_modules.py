@@ -192,3 +192,78 @@ def test_modes_of_submodules_are_respected():
         pipe.evaluate(*batch())
         assert own[1].training and not torch.equal(own[1].running_mean, torch.zeros(12))
     assert int(own[1].num_batches_tracked) == 1
+
+
+def test_what_a_forward_keeps_at_its_first_call_has_values():
+    """Shapes are inferred by calling it on tensors without values, which it must not keep."""
+    class Keeps(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.mask, self.table = None, {}
+            self.register_buffer("scale", None)
+
+        def forward(self, x):
+            if self.mask is None:
+                self.mask = torch.linspace(0, 1, x.size(1))
+            if self.scale is None:
+                self.scale = torch.full((x.size(1),), 2.0)
+            key = x.size(1)
+            if key not in self.table:
+                self.table[key] = torch.ones(key)
+            return x * self.mask * self.scale * self.table[key]
+
+    own = nn.Sequential(nn.Linear(6, 6), Keeps(), nn.Linear(6, 3))
+    x, y = batch()
+    with pipeline(own, stages=3) as pipe:
+        assert torch.allclose(pipe.predict(x), own(x), rtol=1e-6)
+        pipe.train_step(x, y)
+
+
+def test_what_a_pipeline_would_leave_out_is_refused():
+    class Activated(nn.BatchNorm1d):
+        def forward(self, x):
+            return torch.relu(super().forward(x))
+
+    refused("a batch norm with a forward of its own", nn.Sequential(nn.Linear(6, 6), Activated(6)))
+    own = model()
+    own.register_forward_hook(lambda *_: None)
+    refused("the model itself has hooks", own)
+    tokens = torch.zeros(4, 3, dtype=torch.long)
+    refused("max_norm", nn.Sequential(nn.Embedding(5, 4, max_norm=1.0)), tokens)
+    refused("sparse", nn.Sequential(nn.Embedding(5, 4, sparse=True)), tokens)
+    refused("TorchScript", nn.Sequential(torch.jit.script(nn.Linear(6, 6))))
+    refused("meta device", nn.Sequential(nn.Linear(6, 6, device="meta")))
+    with pipeline(model()) as pipe:
+        x, y = batch()
+        with pytest.raises(REFUSED, match=r"output is \[., 3\], the target \[., 1\]"):
+            pipe.train_step(x, y[:, :1])
+        pipe.model[0].weight.register_hook(lambda gradient: gradient * 2)
+        with pytest.raises(REFUSED, match="'0.weight' has a gradient hook"):
+            pipe.train_step(x, y)
+
+
+def test_parameters_that_no_layer_registers_are_refused():
+    class Borrows(nn.Module):
+        def __init__(self, other):
+            super().__init__()
+            self.other = [other]
+
+        def forward(self, x):
+            return x @ self.other[0].weight
+
+    first = nn.Linear(6, 6, bias=False)
+    free = nn.Parameter(torch.ones(3))
+    x, y = batch()
+    with pipeline(nn.Sequential(first, Borrows(first), nn.Linear(6, 3))) as pipe:
+        with pytest.raises(REFUSED, match="not registered in it"):
+            pipe.train_step(x, y)
+    loss = gpipe.Loss(lambda output, target: ((output * free - target) ** 2).sum(), torch.numel)
+    with pipeline(model(), loss=loss) as pipe:
+        with pytest.raises(REFUSED, match="the loss uses a parameter"):
+            pipe.train_step(x, y)
+
+
+def test_layers_whose_first_axis_is_time_are_refused():
+    x = torch.randn(8, 5, 6)
+    for layer in (nn.TransformerEncoderLayer(6, 2, 12), nn.LSTM(6, 6)):
+        refused("batch_first=True", nn.Sequential(layer, nn.Identity()), x)

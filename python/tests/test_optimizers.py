@@ -284,3 +284,25 @@ def test_a_parameter_that_no_group_has_cannot_be_trained_later():
         assert torch.equal(own[2].weight, before)
         own[0].requires_grad_(False)
         pipe.train_step(x, y)
+
+
+def test_a_group_is_added_later():
+    plain, own = smooth(), smooth()
+    theirs, ours = optim.SGD(plain[4].parameters(), 0.1), optim.SGD(own[4].parameters(), 0.1)
+    for layer in (plain[0], plain[2], own[0], own[2]):
+        layer.requires_grad_(False)
+    with pipeline(own, optimizer=ours) as pipe:
+        for step in range(3):
+            if step == 1:
+                for layers, optimizer in ((plain, theirs), (own, ours)):
+                    layers[2].requires_grad_(True)
+                    optimizer.add_param_group({"params": list(layers[2].parameters()), "lr": 0.01})
+            x, y = batch(seed=step, dtype=torch.float64)
+            plain_step(plain, theirs, x, y)
+            pipe.train_step(x, y)
+            assert_close(values(own), values(plain))
+        state = optim.SGD(smooth().parameters(), 0.1, momentum=0.9)
+        plain_step(smooth(), state, x, y)
+        ours.state[own[4].weight] = {"momentum_buffer": torch.zeros_like(own[4].weight)}
+        with pytest.raises(gpipe.errors.SettingError, match="has made steps already"):
+            pipe.train_step(x, y)

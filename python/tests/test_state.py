@@ -1,6 +1,7 @@
 """What a pipeline keeps: weights in the module, checkpoints, averages, reports, plans."""
 
 import copy
+import io
 import xml.dom.minidom
 
 import pytest
@@ -238,3 +239,52 @@ def test_counters_of_batch_norms_are_the_users_too():
         plain[1].eval()
         both(4)
     assert int(own[1].num_batches_tracked) == 10
+
+
+@pytest.mark.parametrize("kept", ["bfloat16", "channels last"])
+def test_regression_a_change_of_nothing_undoes_nothing(kept):
+    """Where stages hold copies, a clamp that changed no value gave them the module's old ones."""
+    def trained(clamp):
+        torch.manual_seed(0)
+        own = nn.Sequential(nn.Conv2d(2, 4, 3), nn.Tanh(), nn.Flatten(), nn.Linear(16, 3))
+        x, y = torch.randn(8, 2, 4, 4), torch.randn(8, 3)
+        if kept == "bfloat16":
+            own, x = own.bfloat16(), x.bfloat16()
+        else:
+            own = own.to(memory_format=torch.channels_last)
+        with gpipe.Pipeline(own, x, stages=2, micro_batches=2, loss=nn.MSELoss(),
+                            optimizer=torch.optim.SGD(own.parameters(), 1e-3)) as pipe:
+            losses = []
+            for _ in range(6):
+                losses.append(pipe.train_step(x, y).loss)
+                weight = own[0].weight.clone()  # the module has the weights, between steps
+                if clamp:
+                    with torch.no_grad():
+                        for parameter in own.parameters():
+                            parameter.clamp_(-10, 10)
+        assert torch.equal(weight, own[0].weight)
+        return losses
+
+    plain = trained(clamp=False)
+    assert trained(clamp=True) == plain and plain[-1] < plain[0]
+
+
+def test_a_model_is_pickled_while_a_pipeline_is_open():
+    own = model()
+    with pipeline(own) as pipe:
+        pipe.train_step(*batch())
+        stream = io.BytesIO()
+        torch.save(own, stream)
+        copied = copy.deepcopy(own)
+    stream.seek(0)
+    assert_same(values(torch.load(stream, weights_only=False)), values(own))
+    assert_same(values(copied), values(own))
+
+
+def test_a_sequences_state_leaves_nothing_out():
+    own = nn.ModuleDict({"a": nn.Linear(6, 6)})
+    sequence = gpipe.sequence(own, ["a", ("head", nn.Linear(6, 3))])
+    with pytest.raises(gpipe.errors.SettingError, match="part 'head' has parameters"):
+        sequence.state_dict()
+    assert gpipe.sequence(own, ["a", ("flat", nn.Flatten())]).state_dict().keys() == {
+        "a.weight", "a.bias"}
