@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import atexit
+import functools
 import json
 import os
+import threading
 import weakref
 from collections.abc import Iterable, Sequence
 from pathlib import Path
@@ -30,6 +32,23 @@ _open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
 def _close_all() -> None:
     for pipe in list(_open):
         pipe.close()
+
+
+def _one_at_a_time(method):
+    """Lets one thread at a time call the pipeline. Modes and targets belong to a call."""
+
+    @functools.wraps(method)
+    def called(self, *args, **settings):
+        if os.getpid() != self._process:
+            raise SettingError("this process is a fork of the one that made the pipeline, and has "
+                               "none of its threads: make the pipeline after the fork, or use it "
+                               "in the parent only")
+        if _gpipe.in_layer():
+            raise SettingError("a layer calls a pipeline, which would wait for itself")
+        with self._lock:
+            return method(self, *args, **settings)
+
+    return called
 
 
 class Pipeline:
@@ -116,6 +135,7 @@ class Pipeline:
         _norms_follow_micro_batches: bool = False,
     ):
         self._engine = None
+        self._lock, self._process = threading.RLock(), os.getpid()
         if plan is not None:
             given = (stages, devices, balance, remat, micro_batches, schedule)
             if given != (None, None, None, None, 1, "1f1b"):
@@ -184,6 +204,7 @@ class Pipeline:
 
     # Training.
 
+    @_one_at_a_time
     def train_step(self, x: Any, y: Any) -> StepReport:
         """Trains on one mini-batch: all micro-batches forward and backward, and one update.
 
@@ -211,6 +232,7 @@ class Pipeline:
         self._mapped.stepped()
         return report
 
+    @_one_at_a_time
     def accumulate(self, x: Any, y: Any, count: float | None = None) -> Evaluation:
         """Computes the gradients of a mini-batch under the schedule, and adds them to
         `parameter.grad`, as `loss.backward()` would.
@@ -228,6 +250,7 @@ class Pipeline:
         self._finish()
         return Evaluation(**found)
 
+    @_one_at_a_time
     def __call__(self, *inputs: Any) -> Any:
         """The model's outputs, as a part of your own computation: `backward()` on a loss made of
         them goes back through the stages, to `parameter.grad` and to the inputs.
@@ -254,6 +277,7 @@ class Pipeline:
 
     # Without training.
 
+    @_one_at_a_time
     def evaluate(self, x: Any, y: Any) -> Evaluation:
         """The mean loss of a mini-batch in evaluation mode, without an update."""
         self._needs(loss=True)
@@ -261,6 +285,7 @@ class Pipeline:
         self._prepare(training=False)
         return Evaluation(**self._engine.evaluate(tensors, targets))
 
+    @_one_at_a_time
     def predict(self, x: Any) -> Any:
         """The model's outputs for a mini-batch in evaluation mode, without gradients, on the CPU.
         Those in bfloat16 or float16 are returned in float32."""
@@ -271,6 +296,7 @@ class Pipeline:
 
     # State.
 
+    @_one_at_a_time
     def sync(self) -> None:
         """Brings the module up to date, where it does not share the stages' tensors. With several
         processes, all of them call it."""
@@ -278,6 +304,7 @@ class Pipeline:
         self._send_changes()
         self._write_back()
 
+    @_one_at_a_time
     def save(self, folder: str | os.PathLike, *, keep: int = 2) -> Path:
         """Saves parameters, optimizer state, averages and the number of steps as a checkpoint in
         `folder`, in the `gpipe` command's format. Returns the checkpoint's folder.
@@ -288,6 +315,7 @@ class Pipeline:
         self._send_changes()
         return Path(self._engine.save(os.fspath(folder), keep))
 
+    @_one_at_a_time
     def load(self, folder: str | os.PathLike) -> Path:
         """Restores the newest checkpoint in `folder`, or the checkpoint that `folder` is. It may
         have been saved with another number of stages. Returns the checkpoint's folder."""
@@ -299,11 +327,13 @@ class Pipeline:
         self._network.tensors.remember()
         return found
 
+    @_one_at_a_time
     def averages(self) -> dict[str, torch.Tensor]:
         """The moving averages of the weights, by `state_dict` name."""
         self._needs()
         return dict(self._engine.averages())
 
+    @_one_at_a_time
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's gradients before clipping, by name (`keep_gradients=True`)."""
         self._needs()
@@ -326,6 +356,7 @@ class Pipeline:
         """The rank of this process, from 0."""
         return self._rank
 
+    @_one_at_a_time
     def profile(self, x: Any, y: Any, *, micro_batches: Iterable[int] = (4, 8),
                 schedules: Iterable[str] = ("1f1b", "gpipe", "zb-h1"), steps: int = 5) -> Profile:
         """Measures the time and memory of each layer by training a few steps on this machine, for
@@ -340,12 +371,18 @@ class Pipeline:
         """Ends the stages. The module then has the trained weights, and is as usable as before."""
         if self._engine is None:
             return
-        try:
-            if self._size == 1:
-                self.sync()
-        finally:
-            self._engine = None
-            self._hook.remove()
+        if os.getpid() != self._process:
+            self._engine = None  # a fork has no threads to end
+            return
+        with self._lock:  # after a call of another thread, which has ended then
+            if self._engine is None:
+                return
+            try:
+                if self._size == 1:
+                    self.sync()
+            finally:
+                self._engine = None
+                self._hook.remove()
 
     def __enter__(self) -> Pipeline:
         return self

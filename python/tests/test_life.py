@@ -310,3 +310,64 @@ def test_importing_it_while_threads_compute_is_safe():
         print("done")
     """)
     assert out == "done\n"
+
+
+def test_regression_an_evaluation_beside_a_step_leaves_its_modes():
+    """A second thread's evaluation switched dropout off in a step that ran."""
+    class Waits(nn.Module):
+        def __init__(self, state):
+            super().__init__()
+            self.state = state
+
+        def __deepcopy__(self, memo):
+            return Waits(self.state)
+
+        def forward(self, x):
+            if self.training and self.state["armed"]:
+                self.state["armed"] = False
+                self.state["begun"].set()
+                self.state["asked"].wait(60)
+            return x
+
+    def losses(beside):
+        state = {"armed": False, "begun": threading.Event(), "asked": threading.Event()}
+        own = nn.Sequential(Waits(state), nn.Dropout(0.5), nn.Linear(6, 3))
+        torch.manual_seed(0)
+        own[2].reset_parameters()
+        with pipeline(own, micro_batches=4) as pipe:
+            pipe.predict(batch()[0])
+            state["armed"] = True
+
+            def ask():
+                state["begun"].wait(60)
+                threading.Timer(0.2, state["asked"].set).start()
+                if beside:
+                    pipe.predict(batch()[0])
+
+            other = threading.Thread(target=ask)
+            other.start()
+            found = [pipe.train_step(*batch()).loss for _ in range(2)]
+            other.join()
+        return found
+
+    assert losses(beside=True) == losses(beside=False)
+
+
+def test_regression_the_interpreter_exits_while_a_daemon_thread_is_in_a_call():
+    out = run("""
+        import threading
+        from common import batch, model, pipeline
+        pipe = pipeline(model())
+        pipe.train_step(*batch())
+
+        def work():
+            while True:
+                pipe.train_step(*batch())
+
+        begun = pipe.steps
+        threading.Thread(target=work, daemon=True).start()
+        while pipe.steps < begun + 3:
+            pass
+        print("done")
+    """)
+    assert out == "done\n"
