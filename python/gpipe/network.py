@@ -223,6 +223,15 @@ class Tensors(list[ModuleTensor]):
                 else:
                     found[id(table[key])] = ModuleTensor([name], table, key, own)
         super().__init__(found.values())
+        # Other buffers, which the engine does not know: the pipeline's copy of the module has them.
+        self.others = [
+            (f"{layer.name}.{path}.{key}" if path else f"{layer.name}.{key}", original._buffers,
+             key, value, value._version, own._buffers.get(key) is value)
+            for layer in layers
+            for (path, original), own in zip(layer.original.named_modules(), layer.module.modules())
+            for key, value in original._buffers.items()
+            if value is not None and id(value) not in found
+        ]
 
     def names(self) -> dict[int, str]:
         """The engine's name of each tensor, by the tensor's `id`."""
@@ -240,6 +249,11 @@ class Tensors(list[ModuleTensor]):
                     f"'{own.name}' is not the tensor, or has not the memory, that it had when the "
                     f"pipeline was made (model.to(...), p.data = ..., another nn.Parameter): make "
                     f"a new pipeline")
+        for name, table, key, value, version, is_shared in self.others:
+            same = table.get(key) is value and (is_shared or value._version == version)
+            if not same:
+                raise SettingError(f"the buffer '{name}' has changed since the pipeline was made, "
+                                   f"which has a copy of it: make a new pipeline")
 
     def remember(self) -> None:
         """Later changes of the tensors are the user's."""

@@ -267,3 +267,30 @@ def test_layers_whose_first_axis_is_time_are_refused():
     x = torch.randn(8, 5, 6)
     for layer in (nn.TransformerEncoderLayer(6, 2, 12), nn.LSTM(6, 6)):
         refused("batch_first=True", nn.Sequential(layer, nn.Identity()), x)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_buffers_that_the_user_changes_are_seen_or_refused(dtype):
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.ones(6))
+
+        def forward(self, x):
+            return x * self.scale
+
+    own = nn.Sequential(nn.Linear(6, 6), Scales(), nn.Linear(6, 3))
+    x = batch()[0]
+    with gpipe.Pipeline(own, x, stages=3, dtype=dtype) as pipe:
+        first = pipe.predict(x)
+        own[1].scale.zero_()
+        if dtype == torch.float32:
+            assert torch.allclose(pipe.predict(x), own[2].bias.expand(8, 3))
+        else:
+            with pytest.raises(REFUSED, match="the buffer '1.scale' has changed"):
+                pipe.predict(x)
+            return
+        own[1].scale = torch.ones(6)
+        with pytest.raises(REFUSED, match="the buffer '1.scale' has changed"):
+            pipe.predict(x)
+    assert not torch.equal(first, own[2].bias.expand(8, 3))
