@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.utils._pytree as pytree
 from torch import nn
 
 from .errors import SettingError
@@ -206,19 +207,15 @@ def _returning_both(loss: Callable, zeros: Callable[[int], Any], micro_batch: in
 
     def counted(target):
         # Before the step there is no output yet. The count may not depend on it, so zeros will do.
-        first = target if isinstance(target, torch.Tensor) else target[0]
+        _, tensors = Structure.of(target)
+        samples = tensors[0].size(0)
         total = 0.0
-        for start in range(0, first.size(0), micro_batch):
-            part = _rows(target, start, min(micro_batch, first.size(0) - start))
-            samples = part.size(0) if isinstance(part, torch.Tensor) else part[0].size(0)
+        for start in range(0, samples, micro_batch):
+            count = min(micro_batch, samples - start)
+            part = pytree.tree_map_only(torch.Tensor, lambda own: own.narrow(0, start, count),
+                                        target)
             with torch.no_grad():
-                total += float(both(zeros(samples), part)[1])
+                total += float(both(zeros(count), part)[1])
         return total
 
     return Loss(lambda output, target: both(output, target)[0], counted)
-
-
-def _rows(target: Any, start: int, count: int) -> Any:
-    if isinstance(target, torch.Tensor):
-        return target.narrow(0, start, count)
-    return type(target)(_rows(own, start, count) for own in target)

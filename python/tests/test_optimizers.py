@@ -286,6 +286,20 @@ def test_a_parameter_that_no_group_has_cannot_be_trained_later():
         pipe.train_step(x, y)
 
 
+def test_targets_of_a_function_may_be_a_dictionary():
+    own = smooth(torch.float32)
+    x, y = batch()
+
+    def loss(output, target):
+        return ((output - target["y"]) ** 2 * target["mask"]).sum(), target["mask"].sum()
+
+    mask = (torch.arange(8) % 3 != 0).float().unsqueeze(1)
+    with pipeline(own, loss=loss, micro_batches=3) as pipe:
+        found = pipe.evaluate(x, {"y": y, "mask": mask}).loss
+    expected = ((own(x) - y) ** 2 * mask).sum() / mask.sum()
+    assert found == pytest.approx(expected.item(), rel=1e-6)
+
+
 def test_a_group_is_added_later():
     plain, own = smooth(), smooth()
     theirs, ours = optim.SGD(plain[4].parameters(), 0.1), optim.SGD(own[4].parameters(), 0.1)
