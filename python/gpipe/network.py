@@ -40,7 +40,7 @@ class Network:
         if not self.example:
             raise SettingError(f"example {example!r} holds no tensor: give a mini-batch's inputs")
         self.inputs = [spec_of(own) for own in self.example]
-        self.samples = self.example[0].size(0) if self.example[0].dim() else 0
+        self.samples = samples_of(self.example)
         self.gives, self.outputs = self._infer()
 
     @property
@@ -65,9 +65,17 @@ class Network:
                                f"{describe(self.takes)}")
         return tensors
 
-    def nested(self, tensors: Iterable[torch.Tensor]) -> Any:
-        """Outputs, nested as the last layer gives them."""
-        return self.gives.fill(list(tensors))
+    def nested(self, tensors: Iterable[torch.Tensor], samples: int) -> Any:
+        """Outputs for a number of samples, nested as the last layer gives them."""
+        tensors = list(tensors)
+        for (shape, _), own in zip(self.outputs, tensors):
+            # Micro-batches were put together along the first axis.
+            is_like = samples == self.samples and list(own.shape[1:]) == shape[1:]
+            if shape and is_like and own.size(0) != shape[0]:
+                raise SettingError(
+                    f"an output of shape {shape} has no sample axis, so those of the micro-batches "
+                    f"cannot be put together: give it a first axis of samples, or use it in a loss")
+        return self.gives.fill(tensors)
 
     def is_training(self) -> bool:
         """Whether one of the module's parts is in training mode."""
@@ -276,6 +284,11 @@ class Tensors(list[ModuleTensor]):
                 tensor = by_name[name]
                 gradient = gradient.to(tensor.device, tensor.dtype)
                 tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+
+
+def samples_of(tensors: list[torch.Tensor]) -> int:
+    """The number of samples of a mini-batch: the first size of its first tensor."""
+    return tensors[0].size(0) if tensors[0].dim() else 0
 
 
 def _ties(named: list[tuple[str, nn.Module]]) -> dict[int, str]:

@@ -19,7 +19,7 @@ from . import _gpipe, autograd, checks, timing
 from . import random as _  # noqa: F401  keyed dropout inside layers
 from .errors import SettingError
 from .loss import OnStages
-from .network import Network
+from .network import Network, samples_of
 from .optimizer import Mapped
 from .planning import Plan, Profile
 from .processes import gather, started
@@ -273,7 +273,7 @@ class Pipeline:
         else:
             outputs = self._engine.predict(tensors)
         self._finish()
-        return self._network.nested(outputs)
+        return self._network.nested(outputs, samples_of(tensors))
 
     # Without training.
 
@@ -292,7 +292,7 @@ class Pipeline:
         self._needs()
         tensors = self._network.flat(x)
         self._prepare(training=False)
-        return self._network.nested(self._engine.predict(tensors))
+        return self._network.nested(self._engine.predict(tensors), samples_of(tensors))
 
     # State.
 
@@ -365,7 +365,7 @@ class Pipeline:
         tensors, targets = self._network.flat(x), self._loss.flat(y)
         self._prepare(training=True)
         text = self._engine.profile(tensors, targets, list(micro_batches), list(schedules), steps)
-        return Profile(json.loads(text), tensors[0].size(0))
+        return Profile(json.loads(text), samples_of(tensors))
 
     def close(self) -> None:
         """Ends the stages. The module then has the trained weights, and is as usable as before."""

@@ -294,3 +294,20 @@ def test_buffers_that_the_user_changes_are_seen_or_refused(dtype):
         with pytest.raises(REFUSED, match="the buffer '1.scale' has changed"):
             pipe.predict(x)
     assert not torch.equal(first, own[2].bias.expand(8, 3))
+
+
+def test_an_output_without_samples_is_refused_where_it_would_be_repeated():
+    class Means(nn.Module):
+        def forward(self, x):
+            return x, x.mean(0)
+
+    x = batch()[0]
+    for micro_batches in (1, 4):
+        own = nn.Sequential(nn.Linear(6, 6), Means())
+        with gpipe.Pipeline(own, x, stages=2, micro_batches=micro_batches) as pipe:
+            if micro_batches == 1:
+                assert pipe.predict(x)[1].shape == (6,)
+                continue
+            for call in (pipe.predict, pipe):
+                with pytest.raises(REFUSED, match=r"output of shape \[6\] has no sample axis"):
+                    call(x)
