@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -26,10 +27,13 @@ class Verified:
     steps: int
     compared: int
     """Number of losses, norms, gradients, parameters and buffers of each run."""
+    plain: list[str]
+    """What was also compared with the module itself, within rounding. What is random is not."""
 
     def __str__(self) -> str:
+        plain = f"; the module itself gives the same {' and '.join(self.plain)}"
         return (f"{len(self.runs)} runs of {self.steps} steps are equal in {self.compared} values: "
-                + "; ".join(self.runs))
+                + "; ".join(self.runs) + (plain if self.plain else ""))
 
 
 def verify(
@@ -48,9 +52,13 @@ def verify(
 ) -> Verified:
     """Trains copies of a model with every number of stages, schedule and re-materialization policy,
     and compares losses, gradients, parameters and buffers with those of one stage, bit for bit.
+    Then compares outputs and gradients with those of the module itself, within rounding. Warns if
+    outputs depend on the number of micro-batches.
 
     It finds modules whose results depend on something that a pipeline cannot key or count: Python
-    state that a forward changes, numbers of NumPy's generator, the clock.
+    state that a forward changes, numbers of NumPy's generator, the clock. And it finds modules that
+    a pipeline runs in another way than PyTorch does, such as one whose first axis is not that of
+    the samples.
 
     Args:
         model: as for `Pipeline`. It stays as it is.
@@ -82,7 +90,8 @@ def verify(
                     first, reference = name, found
                 else:
                     _compare(reference, found, first, name)
-    return Verified(runs, steps, len(reference))
+    return Verified(runs, steps, len(reference),
+                    _compare_with_module(model, example, micro_batches, seed, dtype))
 
 
 def _train(model: nn.Module, example: Any, target: Any, loss: Any, stages: int, schedule: str,
@@ -147,6 +156,72 @@ def _target(output: Any) -> Any:
         return own
 
     return pytree.tree_map(like, output)
+
+
+def _compare_with_module(model: nn.Module, example: Any, micro_batches: int, seed: int,
+                         dtype: torch.dtype | None) -> list[str]:
+    """Compares with the module's own outputs and gradients. Returns which could be compared."""
+    kinds = {own.dtype for own in model.parameters()} | ({dtype} if dtype else set())
+    if kinds & {torch.bfloat16, torch.float16} or len(kinds) > 1:
+        return []  # rounding would hide what is looked for
+    found = []
+    for what, training in (("outputs", False), ("gradients", True)):
+        twice = [_of_module(model, example, training, number) for number in range(2)]
+        if any(not torch.equal(a, b) for a, b in zip(*twice)):
+            continue  # it is random, or has state
+        own = _of_pipeline(model, example, training, 1, seed, dtype)
+        difference = _difference(own, twice[0])
+        if difference is not None:
+            raise VerificationError(f"{what} of a pipeline of one micro-batch differ from the "
+                                    f"module's own: {difference}. Look for code of the model that "
+                                    f"a pipeline does not run")
+        if not training:
+            own = _of_pipeline(model, example, training, micro_batches, seed, dtype)
+            difference = _difference(own, twice[0])
+            if difference is not None:
+                warnings.warn(f"{what} depend on the number of micro-batches: {difference}. Is the "
+                              f"first axis of each value the samples, and does a layer look at "
+                              f"several samples at once?", stacklevel=3)
+        found.append(what)
+    return found
+
+
+def _of_module(model: nn.Module, example: Any, training: bool, seed: int) -> list[torch.Tensor]:
+    """Outputs in evaluation mode, or gradients in training mode."""
+    model = copy.deepcopy(model).train(training)
+    with torch.random.fork_rng(devices=[]), torch.set_grad_enabled(training):
+        torch.manual_seed(seed)
+        return _values(model, model(example))
+
+
+def _of_pipeline(model: nn.Module, example: Any, training: bool, micro_batches: int, seed: int,
+                 dtype: torch.dtype | None) -> list[torch.Tensor]:
+    """The same, of a pipeline of one stage."""
+    model = copy.deepcopy(model).train(training)
+    with Pipeline(model, example, micro_batches=micro_batches, seed=seed, dtype=dtype,
+                  processes=False) as pipe, torch.set_grad_enabled(training):
+        return _values(model, pipe(example))
+
+
+def _values(model: nn.Module, output: Any) -> list[torch.Tensor]:
+    tensors = [own for own in _tensors(output) if own.requires_grad]
+    if not tensors:
+        return [own.detach() for own in _tensors(output)]
+    sum((own ** 2).sum() for own in tensors).backward()
+    return [own.grad if own.grad is not None else torch.zeros_like(own)
+            for own in model.parameters()]
+
+
+def _difference(ours: list[torch.Tensor], theirs: list[torch.Tensor]) -> str | None:
+    """What is looked for is far above rounding, which is some 1e-6 of the largest value in
+    float32."""
+    for a, b in zip(ours, theirs):
+        if a.shape != b.shape:
+            return f"{list(a.shape)} instead of {list(b.shape)}"
+    pairs = [(a, b) for a, b in zip(ours, theirs) if b.numel()]
+    largest = max((b.abs().max().item() for _, b in pairs), default=0.0)
+    most = max(((a - b).abs().max().item() for a, b in pairs), default=0.0)
+    return f"by {most:.3g}, where the largest is {largest:.3g}" if most > 1e-3 * largest else None
 
 
 def _compare(reference: dict[str, torch.Tensor], found: dict[str, torch.Tensor], first: str,
