@@ -374,26 +374,36 @@ def check(module: nn.Module, name: str) -> None:
         if isinstance(own, torch.jit.ScriptModule):
             raise SettingError(f"{where} is a TorchScript module: give the module as it was before "
                                f"torch.jit")
-        if getattr(own, "max_norm", None) is not None and isinstance(
-                own, (nn.Embedding, nn.EmbeddingBag)):
+        is_embedding = isinstance(own, (nn.Embedding, nn.EmbeddingBag))
+        if is_embedding and own.max_norm is not None:
             raise SettingError(f"{where} has max_norm, which changes the weights in the forward: a "
-                               f"recomputation would see others")
-        if getattr(own, "sparse", False) is True:
+                               f"recomputation would see others. Make it without max_norm")
+        if is_embedding and own.sparse:
             raise SettingError(f"{where} has sparse gradients: make it with sparse=False")
         if isinstance(own, nn.modules.lazy.LazyModuleMixin) and own.has_uninitialized_params():
             raise SettingError(f"{where} ({type(own).__name__}) has no parameters yet: call the "
                                f"model once before you make the pipeline")
         batch_norm.check(own, name)
-    first = getattr(module, "self_attn", module)
-    if getattr(first, "batch_first", True) is False:
+    if _is_time_first(module):
         raise SettingError(
             f"layer '{name}' ({type(module).__name__}) has batch_first=False: the first axis of "
             f"its input is time, which would be cut into micro-batches. Make it with "
             f"batch_first=True")
 
 
-def foreign_leaf(outputs: list[Any], known: Iterable[torch.Tensor]) -> torch.Tensor | None:
-    """A tensor that gradients of `outputs` go to, and that is not among `known`."""
+def _is_time_first(module: nn.Module) -> bool:
+    """Whether the module is one of PyTorch's that take the time as their first axis."""
+    if isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder)):
+        module = module.layers[0]
+    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
+        module = module.self_attn
+    is_own = isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Transformer))
+    return is_own and not module.batch_first
+
+
+def foreign_leaf(outputs: list[Any], known: Iterable[torch.Tensor]) -> nn.Parameter | None:
+    """A parameter that gradients of `outputs` go to, and that is not among `known`. Leaves that a
+    forward makes itself, such as `x.detach().requires_grad_()`, are no parameters."""
     known = list(known)
     own = {id(tensor) for tensor in known}
     seen = {tensor.grad_fn for tensor in known}
@@ -404,7 +414,7 @@ def foreign_leaf(outputs: list[Any], known: Iterable[torch.Tensor]) -> torch.Ten
             continue
         seen.add(node)
         leaf = getattr(node, "variable", None)
-        if isinstance(leaf, torch.Tensor) and id(leaf) not in own:
+        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
             return leaf
         nodes += [further for further, _ in node.next_functions]
     return None

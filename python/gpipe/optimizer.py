@@ -80,7 +80,8 @@ class Mapped:
                 f"optimizer {type(optimizer).__name__}: gpipe runs {known}. Run another one "
                 f"yourself: optimizer=None, Pipeline.accumulate in the place of train_step, and "
                 f"then its step()")
-        self.optimizer, self.known = optimizer, names
+        self.optimizer = optimizer
+        self.names_by_id = names
         self._read_groups()
         self.check_trained(trained)
         self.rule = self._rule()
@@ -88,7 +89,7 @@ class Mapped:
 
     def _read_groups(self) -> None:
         """Names the parameters of each group. Refuses what the engine would not know of."""
-        optimizer, names = self.optimizer, self.known
+        optimizer, names = self.optimizer, self.names_by_id
         if any(optimizer.state.values()):
             raise SettingError(
                 "the optimizer has state (it has made steps already, or load_state_dict), and "

@@ -8,7 +8,7 @@ import json
 import os
 import threading
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,14 @@ def _close_all() -> None:
         pipe.close()
 
 
-def _one_at_a_time(method):
-    """Lets one thread at a time call the pipeline. Modes and targets belong to a call."""
+def _one_at_a_time(method: Callable) -> Callable:
+    """Lets one thread at a time call the pipeline: modes of modules, and how a target is nested,
+    are those of one call."""
 
     @functools.wraps(method)
-    def called(self, *args, **settings):
-        if os.getpid() != self._process:
-            raise SettingError("this process is a fork of the one that made the pipeline, and has "
-                               "none of its threads: make the pipeline after the fork, or use it "
-                               "in the parent only")
-        if _gpipe.in_layer():
-            raise SettingError("a layer calls a pipeline, which would wait for itself")
+    def called(self: Pipeline, *args: Any, **settings: Any) -> Any:
+        if self._engine is not None:
+            self._engine.check_caller()
         with self._lock:
             return method(self, *args, **settings)
 
@@ -135,7 +132,7 @@ class Pipeline:
         _norms_follow_micro_batches: bool = False,
     ):
         self._engine = None
-        self._lock, self._process = threading.RLock(), os.getpid()
+        self._lock = threading.RLock()
         if plan is not None:
             given = (stages, devices, balance, remat, micro_batches, schedule)
             if given != (None, None, None, None, 1, "1f1b"):
@@ -225,9 +222,11 @@ class Pipeline:
         if groups is not None:
             self._engine.regroup(groups)
         report = StepReport.of(self._engine.train_step(tensors, targets, lr))
-        self._is_behind = any(own.is_stale for own in self._network.tensors)
-        if self._is_behind and self._on_cpu and self._size == 1:
+        stale = any(own.is_stale for own in self._network.tensors)
+        if stale and self._on_cpu and self._size == 1:
             self._write_back()
+        else:
+            self._is_behind = stale and self._size == 1
         self._finish()
         self._mapped.stepped()
         return report
@@ -371,7 +370,7 @@ class Pipeline:
         """Ends the stages. The module then has the trained weights, and is as usable as before."""
         if self._engine is None:
             return
-        if os.getpid() != self._process:
+        if not self._engine.is_here:
             self._engine = None  # a fork has no threads to end
             return
         with self._lock:  # after a call of another thread, which has ended then
@@ -441,9 +440,10 @@ class Pipeline:
         changed = [own for own in tensors if own.is_changed()]
         copied = [own for own in changed if own.is_copied]
         if copied:
-            if self._is_behind:
+            behind = [own.name for own in copied if own.is_stale and self._is_behind]
+            if behind:
                 raise SettingError(
-                    f"'{copied[0].name}' was changed in the module while the stages hold newer "
+                    f"'{behind[0]}' was changed in the module while the stages hold newer "
                     f"values: call sync() before you change the weights, or make a new pipeline")
             values = dict(self._engine.parameters("*"))
             self._engine.set_parameters([(own.name, own.read(values[own.name]))
@@ -483,7 +483,7 @@ class _Syncs:
 
     def __call__(self, *_: Any) -> None:
         pipe = self.reference and self.reference()
-        if pipe is not None and pipe._engine is not None and pipe._size == 1:
+        if pipe is not None and pipe._engine is not None and pipe._is_behind:
             pipe.sync()
 
     def __reduce__(self):

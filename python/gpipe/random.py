@@ -81,7 +81,7 @@ def _keyed_checkpoint(function, *args, **settings):
     return _checkpoint(keyed, *args, **settings)
 
 
-def _check_keyed():
+def _check_keyed() -> None:
     """Refuses a checkpoint that does not come from `_keyed_checkpoint`: its recomputation would
     draw other numbers."""
     is_keyed, _threads.is_keyed = getattr(_threads, "is_keyed", False), False

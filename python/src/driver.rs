@@ -88,25 +88,36 @@ impl Driver {
         Ok(built.map(|()| driver))
     }
 
-    /// Runs `job` on the thread, and waits for it.
-    ///
-    /// # Errors
-    /// If this process is a fork, or a layer calls its own pipeline. A signal's exception, such as
-    /// `KeyboardInterrupt`, after the step has ended.
-    pub(crate) fn call<T: Send + 'static>(
-        &self,
-        py: Python<'_>,
-        job: impl FnOnce(&mut Owned) -> T + Send + 'static,
-    ) -> PyResult<T> {
-        if self.process != std::process::id() {
+    /// Whether this process has the thread: a fork of it has not.
+    pub(crate) fn is_here(&self) -> bool {
+        self.process == std::process::id()
+    }
+
+    /// Refuses a caller for whom nothing would ever answer: a fork, or a layer.
+    pub(crate) fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
+        if !self.is_here() {
             let text = "this process is a fork of the one that made the pipeline, and has none of \
                 its threads: make the pipeline after the fork, or use it in the parent only";
             return Err(raised(py, "SettingError", text));
         }
         if running::in_layer() {
-            let text = "a layer calls the pipeline that runs it, which would wait for itself";
+            let text = "a layer calls a pipeline, which would wait for itself";
             return Err(raised(py, "SettingError", text));
         }
+        Ok(())
+    }
+
+    /// Runs `job` on the thread, and waits for it.
+    ///
+    /// # Errors
+    /// As for [`Driver::check_caller`]. A signal's exception, such as `KeyboardInterrupt`, after
+    /// the step has ended.
+    pub(crate) fn call<T: Send + 'static>(
+        &self,
+        py: Python<'_>,
+        job: impl FnOnce(&mut Owned) -> T + Send + 'static,
+    ) -> PyResult<T> {
+        self.check_caller(py)?;
         let (answer, result) = mpsc::sync_channel(1);
         let job: Job = Box::new(move |owned| drop(answer.send(job(owned))));
         py.allow_threads(|| self.jobs.send(job)).map_err(|_| Self::gone())?;
@@ -115,7 +126,7 @@ impl Driver {
 
     /// Runs `job` on the thread some time, without waiting.
     pub(crate) fn send(&self, job: impl FnOnce(&mut Owned) + Send + 'static) {
-        if self.process == std::process::id() {
+        if self.is_here() {
             // If the queue is full or the thread gone, there is nothing left to free.
             let _ = self.jobs.try_send(Box::new(job));
         }
@@ -147,7 +158,7 @@ impl Driver {
 
 impl Drop for Driver {
     fn drop(&mut self) {
-        if self.process != std::process::id() {
+        if !self.is_here() {
             return; // a fork has no thread to wait for, and shares the queue with its parent
         }
         // SAFETY: both are taken once, here, and `self` is not used afterwards.

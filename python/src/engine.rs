@@ -85,6 +85,17 @@ impl Engine {
         self.cluster.as_ref().map_or((0, 1), |cluster| (cluster.rank(), cluster.size()))
     }
 
+    /// Whether this process has the pipeline's threads.
+    #[getter]
+    fn is_here(&self) -> bool {
+        self.driver.is_here()
+    }
+
+    /// Raises if a call from here would never be answered.
+    fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
+        self.driver.check_caller(py)
+    }
+
     fn train_step<'py>(
         &self,
         py: Python<'py>,

@@ -18,22 +18,30 @@ from torch import nn
 import gpipe
 
 
-class Fails(nn.Module):
-    """Raises in the forward or the backward of one call, once `armed`."""
+class Stateful(nn.Module):
+    """Its copies have the same state, so that a test can arm the one that a pipeline runs."""
 
-    def __init__(self, where):
+    def __init__(self, state=None):
         super().__init__()
-        self.where, self.state = where, {"armed": False}
+        self.state = {"armed": False} if state is None else state
 
     def __deepcopy__(self, memo):
-        made = Fails(self.where)
-        made.state = self.state
-        return made
+        return type(self)(self.state)
+
+
+class Fails(Stateful):
+    """Raises in the forward or the backward of one call, once `armed`."""
+
+    where = "forward"
 
     def forward(self, x):
         if self.state["armed"] and self.where == "forward":
             raise LookupError("the module's own")
         return _Back.apply(x, self.state) if self.where == "backward" else x
+
+
+class FailsBackward(Fails):
+    where = "backward"
 
 
 class _Back(torch.autograd.Function):
@@ -52,7 +60,8 @@ class _Back(torch.autograd.Function):
 @pytest.mark.parametrize("schedule", ["gpipe", "1f1b", "zb-h1"])
 @pytest.mark.parametrize("where", ["forward", "backward"])
 def test_an_exception_arrives_as_it_is_and_changes_nothing(where, schedule):
-    fails = Fails(where)
+    kind = Fails if where == "forward" else FailsBackward
+    fails = kind()
     own = nn.Sequential(*model()[:4], fails, *model()[4:])
     x, y = batch()
     with pipeline(own, stages=3, schedule=schedule, micro_batches=4, balance=[3, 3, 2]) as pipe:
@@ -67,22 +76,15 @@ def test_an_exception_arrives_as_it_is_and_changes_nothing(where, schedule):
         fails.state["armed"] = False
         expected = pipe.train_step(x, y).loss
     # As if the failed step had not been.
-    other = nn.Sequential(*model()[:4], Fails(where), *model()[4:])
+    other = nn.Sequential(*model()[:4], kind(), *model()[4:])
     with pipeline(other, stages=2, schedule=schedule, micro_batches=4) as pipe:
         pipe.train_step(x, y)
         assert pipe.train_step(x, y).loss == expected
     assert_same(values(own), values(other))
 
 
-class Interrupts(nn.Module):
+class Interrupts(Stateful):
     """Sends Ctrl-C in its first call once armed, and waits until Python has seen it."""
-
-    def __init__(self, state):
-        super().__init__()
-        self.state = state
-
-    def __deepcopy__(self, memo):
-        return Interrupts(self.state)
 
     def forward(self, x):
         if self.state["armed"]:
@@ -314,14 +316,7 @@ def test_importing_it_while_threads_compute_is_safe():
 
 def test_regression_an_evaluation_beside_a_step_leaves_its_modes():
     """A second thread's evaluation switched dropout off in a step that ran."""
-    class Waits(nn.Module):
-        def __init__(self, state):
-            super().__init__()
-            self.state = state
-
-        def __deepcopy__(self, memo):
-            return Waits(self.state)
-
+    class Waits(Stateful):
         def forward(self, x):
             if self.training and self.state["armed"]:
                 self.state["armed"] = False
@@ -371,3 +366,13 @@ def test_regression_the_interpreter_exits_while_a_daemon_thread_is_in_a_call():
         print("done")
     """)
     assert out == "done\n"
+
+
+def test_a_fork_reads_the_models_state():
+    own = model()
+    with pipeline(own) as pipe:
+        pipe.train_step(*batch())
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if own.state_dict().keys() == values(own).keys() else 1)
+        assert os.waitpid(child, 0)[1] == 0

@@ -1,14 +1,17 @@
 """Models that a pipeline refuses, and what it says."""
 
+import threading
+
 import pytest
 import torch
-from common import batch, model, pipeline, values
+from common import batch, model, pipeline, smooth, values
 from torch import nn
 
 import gpipe
 from gpipe.skip import Pop, Stash
 
 REFUSED = gpipe.errors.SettingError
+VerificationError = gpipe.errors.VerificationError
 
 
 def refused(match, own, example=None, error=REFUSED, **settings):
@@ -110,7 +113,7 @@ def test_verify_finds_python_state():
             return x * self.calls
 
     own = nn.Sequential(nn.Linear(6, 6), Counter(), nn.Linear(6, 3))
-    from gpipe.errors import VerificationError
+
 
     with pytest.warns(UserWarning, match="layer '1': its forward changes calls from"):
         with pytest.raises(VerificationError, match="differs between"):
@@ -311,3 +314,65 @@ def test_an_output_without_samples_is_refused_where_it_would_be_repeated():
             for call in (pipe.predict, pipe):
                 with pytest.raises(REFUSED, match=r"output of shape \[6\] has no sample axis"):
                     call(x)
+
+
+def test_attributes_of_the_users_own_modules_are_not_pytorchs():
+    """A block that turns its axes itself, and a module with a `sparse` of its own, are fine."""
+    class Block(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.self_attn, self.sparse = nn.MultiheadAttention(6, 2), True
+
+        def forward(self, x):
+            time_first = x.transpose(0, 1)
+            return self.self_attn(time_first, time_first, time_first)[0].transpose(0, 1)
+
+    class Detaches(nn.Module):
+        """The gradient of an energy, as a layer."""
+
+        def forward(self, x):
+            inside = x.detach().requires_grad_()
+            with torch.enable_grad():
+                force, = torch.autograd.grad((inside ** 3).sum(), inside, create_graph=True)
+            return x + force
+
+    own = nn.Sequential(Block(), Detaches(), nn.Linear(6, 3))
+    x = torch.randn(8, 5, 6)
+    with gpipe.Pipeline(own, x, stages=3, micro_batches=2) as pipe:
+        torch.testing.assert_close(pipe(x), own(x))
+    refused("batch_first=True", nn.Sequential(nn.TransformerEncoder(
+        nn.TransformerEncoderLayer(6, 2, 12), 2), nn.Identity()), x)
+
+
+def test_verify_compares_with_the_module_itself():
+    found = gpipe.verify(smooth(), batch(dtype=torch.float64)[0], [1, 2])
+    assert found.plain == ["outputs", "gradients"]
+    assert "the module itself gives the same outputs and gradients" in str(found)
+    assert gpipe.verify(model(), batch()[0], [1]).plain == ["outputs"], "dropout"
+
+    class TimeFirst(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.lstm = nn.LSTM(6, 6)
+
+        def forward(self, x):
+            return self.lstm(x)[0]
+
+    class Centers(nn.Module):
+        """Depends on the other samples, in evaluation too."""
+
+        def forward(self, x):
+            return x - x.mean(0)
+
+    for layer, x in ((TimeFirst(), torch.randn(8, 4, 6)), (Centers(), batch()[0])):
+        with pytest.warns(UserWarning, match="outputs depend on the number of micro-batches"):
+            gpipe.verify(nn.Sequential(nn.Linear(6, 6), layer), x, [1, 2])
+
+    class Knows(nn.Module):
+        """Computes something else on the stages' threads."""
+
+        def forward(self, x):
+            return x if threading.current_thread() is threading.main_thread() else 2 * x
+
+    with pytest.raises(VerificationError, match="outputs of a pipeline of one micro-batch differ"):
+        gpipe.verify(nn.Sequential(nn.Linear(6, 6), Knows()), batch()[0], [1, 2])
