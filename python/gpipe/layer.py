@@ -15,6 +15,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
@@ -62,7 +63,24 @@ class Structure:
         if self.tree != other.tree or len(self.constants) != len(other.constants):
             return False
         pairs = zip(self.constants, other.constants)
-        return all(a[0] == b[0] and type(a[1]) is type(b[1]) and a[1] == b[1] for a, b in pairs)
+        return all(a[0] == b[0] and _is_equal(a[1], b[1]) for a, b in pairs)
+
+
+def _is_equal(a: Any, b: Any) -> bool:
+    """Whether two values that are no tensors are the same, NaN and arrays of NumPy included."""
+    if type(a) is not type(b):
+        return False
+    if isinstance(a, np.ndarray):
+        return np.array_equal(a, b)
+    return a is b or bool(a == b) or (a != a and b != b)
+
+
+def usable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
+    """The tensors, without those of `torch.inference_mode`, which other threads cannot use."""
+    if not any(own.is_inference() for own in tensors):
+        return tensors
+    with torch.inference_mode(False):
+        return [own.clone() if own.is_inference() else own for own in tensors]
 
 
 class Layer:
@@ -74,7 +92,7 @@ class Layer:
         self.kind = type(module).__name__
         check(module, name)
         self.module = structure_of(module, name)
-        self.stashes, self.pops = skip.names(module)
+        self.stashes, self.pops, self.inside = skip.names(module)
         # Skips that are None: they are stashed and popped, and nothing is sent.
         self.absent: frozenset[str] = frozenset()
         self.takes: Structure | None = None
@@ -93,6 +111,11 @@ class Layer:
         self.buffers = [(name, own) for name, own in self.module.named_buffers()
                         if id(own) not in known]
         self.pairs = list(zip(self.module.modules(), module.modules()))
+
+    @property
+    def has_skips(self) -> bool:
+        """Whether the module stashes or pops."""
+        return bool(self.stashes or self.pops or self.absent or self.inside)
 
     def _collect(self, ties: dict[int, str]) -> None:
         """Lists parameters, and the running statistics of batch norms, in the order of their
@@ -163,8 +186,8 @@ class Layer:
             if type(output) is torch.Tensor:
                 return output
             return self.flattened(output)
-        if self.absent:
-            skip.without(self.absent)
+        if self.has_skips:
+            skip.enter(self.absent, self.inside)
         takes = self.takes
         value = inputs[0] if takes.is_tensor else takes.fill(inputs)
         if not self.buffers:
@@ -241,7 +264,7 @@ class Layer:
             self.move_buffers(parameters[0].device)
         self.held = parameters
         self.is_plain = (self.takes.is_tensor and self.gives.is_tensor
-                         and not self.buffers and not self.absent)
+                         and not self.buffers and not self.has_skips)
 
     def move_buffers(self, device: torch.device) -> None:
         """Moves the buffers of the engine's copy of the module to its stage's device."""

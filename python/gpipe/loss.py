@@ -13,7 +13,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from .errors import SettingError
-from .layer import Spec, Structure, foreign_leaf
+from .layer import Spec, Structure, foreign_leaf, usable
 
 class Loss:
     """A loss of your own.
@@ -93,7 +93,7 @@ class OnStages:
         self.target, tensors = Structure.of(target)
         if not tensors:
             raise SettingError(f"the target {target!r} holds no tensor")
-        return tensors
+        return usable(tensors)
 
     def sum(self, outputs: list[torch.Tensor], targets: list[torch.Tensor]) -> torch.Tensor:
         """The sum of a micro-batch."""

@@ -11,7 +11,7 @@ from torch import nn
 from . import batch_norm
 from .checks import DTYPES
 from .errors import SettingError
-from .layer import Layer, Spec, Structure, cast_buffers, describe, spec_of
+from .layer import Layer, Spec, Structure, cast_buffers, describe, spec_of, usable
 from .sequence import layers_of
 
 
@@ -63,7 +63,7 @@ class Network:
         if not given.is_same(self.takes):
             raise SettingError(f"the input is {describe(given)}, the example was "
                                f"{describe(self.takes)}")
-        return tensors
+        return usable(tensors)
 
     def nested(self, tensors: Iterable[torch.Tensor], samples: int) -> Any:
         """Outputs for a number of samples, nested as the last layer gives them."""

@@ -416,6 +416,8 @@ class Pipeline:
                                "use accumulate and make the update yourself")
         if training and not self.model.training:
             raise SettingError("the model is in evaluation mode: call model.train() to train")
+        if training and torch.is_inference_mode_enabled():
+            raise SettingError("torch.inference_mode() keeps no gradients: train outside of it")
 
     def _prepare(self, *, training: bool) -> None:
         """Brings the stages up to date with what the user has changed in the module."""

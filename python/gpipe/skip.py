@@ -68,6 +68,8 @@ def keep(name: str, x: torch.Tensor | None) -> None:
     recorder = _recorder()
     if recorder is not None:
         recorder.stashed.append((name, x))
+    elif _gpipe.in_layer() and name in _threads.inside:
+        _threads.kept[name] = x
     elif _gpipe.in_layer():
         if x is not None:
             _gpipe.stash(name, x)
@@ -79,7 +81,9 @@ def take(name: str) -> torch.Tensor | None:
     """Pops a tensor, or None, on this thread."""
     recorder = _recorder()
     if recorder is not None:
-        return recorder.popped.get(name)
+        return recorder.popped.get(name, dict(recorder.stashed).get(name))
+    if _gpipe.in_layer() and name in _threads.inside:
+        return _threads.kept.pop(name)
     if _gpipe.in_layer():
         return None if name in _threads.absent else _gpipe.pop(name)
     if name not in _outside:
@@ -106,28 +110,33 @@ class _Threads(threading.local):
     def __init__(self):
         self.recorders: list[Recorder] = []
         self.absent: frozenset[str] = frozenset()
+        self.inside: frozenset[str] = frozenset()
+        self.kept: dict[str, torch.Tensor | None] = {}
 
 
 _threads = _Threads()
 
 
-def without(absent: frozenset[str]) -> None:
-    """Lets later pops of these names on this thread give None."""
-    _threads.absent = absent
+def enter(absent: frozenset[str], inside: frozenset[str]) -> None:
+    """Before a layer runs on this thread: its pops of the names `absent` give None, and it stashes
+    and pops the names `inside` itself."""
+    _threads.absent, _threads.inside = absent, inside
+    _threads.kept.clear()
 
 
 def _recorder() -> Recorder | None:
     return _threads.recorders[-1] if _threads.recorders else None
 
 
-def names(module: nn.Module) -> tuple[list[str], list[str]]:
-    """The names that a module stashes, and those that it pops, in the order of its submodules."""
+def names(module: nn.Module) -> tuple[list[str], list[str], frozenset[str]]:
+    """The names that a module stashes for later layers, and those that it pops from earlier ones,
+    in the order of its submodules; and those that it both stashes and pops."""
     stashed, popped = [], []
     for own in module.modules():
         if hasattr(own, "skip_names"):
             first, second = own.skip_names()
             stashed += first
             popped += second
-    inside = set(stashed) & set(popped)
+    inside = frozenset(stashed) & frozenset(popped)
     return ([own for own in stashed if own not in inside],
-            [own for own in popped if own not in inside])
+            [own for own in popped if own not in inside], inside)

@@ -325,3 +325,27 @@ def test_regression_a_checkpoint_that_was_imported_by_name_is_refused(reentrant)
         hidden = torch.tanh(own[1].linear(own[0](x)))
         expected = ((y != 0) * 2 * (1 - hidden ** 2)).sum(0)
         torch.testing.assert_close(own[1].linear.bias.grad, expected)
+
+
+def test_inputs_of_inference_mode_work():
+    own = smooth()
+    x, y = batch(dtype=torch.float64)
+    with made(own, loss=nn.MSELoss()) as pipe:
+        expected, loss = pipe.predict(x), pipe.evaluate(x, y).loss
+        with torch.inference_mode():
+            a, b = x.clone(), y.clone()
+            assert torch.equal(pipe.predict(a), expected) and pipe.evaluate(a, b).loss == loss
+            with pytest.raises(gpipe.errors.SettingError, match="train outside of it"):
+                pipe.accumulate(a, b)
+        assert torch.equal(pipe.predict(a), expected)
+
+
+def test_copies_of_compats_pipelines_build_their_own_stages():
+    pipe = GPipe(model(), [3, 4], devices=["cpu", "cpu"], chunks=2)
+    x = batch()[0]
+    pipe.eval()
+    expected = pipe(x)
+    copied = copy.deepcopy(pipe)
+    with torch.no_grad():
+        copied[0].weight.zero_()
+    assert torch.equal(pipe(x), expected) and not torch.equal(copied(x), expected)

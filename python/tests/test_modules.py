@@ -2,6 +2,7 @@
 
 import threading
 
+import numpy as np
 import pytest
 import torch
 from common import batch, model, pipeline, smooth, values
@@ -376,3 +377,30 @@ def test_verify_compares_with_the_module_itself():
 
     with pytest.raises(VerificationError, match="outputs of a pipeline of one micro-batch differ"):
         gpipe.verify(nn.Sequential(nn.Linear(6, 6), Knows()), batch()[0], [1, 2])
+
+
+def test_a_layer_may_stash_and_pop_by_itself():
+    inside = nn.Sequential(Stash("a"), nn.Linear(6, 6), Pop("a"))
+    own = nn.Sequential(nn.Linear(6, 6), inside, nn.Linear(6, 3)).double()
+    x = batch(dtype=torch.float64)[0]
+    with gpipe.Pipeline(own, x, stages=3, micro_batches=2, remat="always") as pipe:
+        torch.testing.assert_close(pipe(x), own(x), rtol=1e-12, atol=1e-12)
+        pipe(x).sum().backward()
+        gradient, inside[1].weight.grad = inside[1].weight.grad, None
+        own(x).sum().backward()
+        torch.testing.assert_close(gradient, inside[1].weight.grad, rtol=1e-10, atol=1e-12)
+
+
+def test_constants_between_layers_may_be_arrays_and_nan():
+    class Gives(nn.Module):
+        def forward(self, x):
+            return x, np.arange(3.0), float("nan")
+
+    class Takes(nn.Module):
+        def forward(self, given):
+            return given[0] * given[1].sum()
+
+    own = nn.Sequential(nn.Linear(6, 6), Gives(), Takes())
+    x = batch()[0]
+    with gpipe.Pipeline(own, x, stages=3, micro_batches=2) as pipe:
+        torch.testing.assert_close(pipe(x), own(x))

@@ -136,6 +136,10 @@ class GPipe(nn.Module):
             object.__setattr__(self, "_built_for", key)
         return self._pipe
 
+    def __getstate__(self) -> dict[str, Any]:
+        """A copy, or what is pickled, builds stages of its own."""
+        return {**self.__dict__, "_pipe": None, "_built_for": None}
+
     def load_state_dict(self, state_dict, *args, **settings):
         """Loads a state dict with torchgpipe's names (`partitions.0.0.weight`), or with the
         module's own (`0.weight`)."""
