@@ -3,16 +3,50 @@
 import os
 
 import torch
+from torch import nn
 
-from . import _gpipe
+from . import _gpipe, checks
+from .errors import CheckpointError
+from .sequence import layers_of
 
 
-def load(folder: str | os.PathLike, *, averages: bool = False) -> dict[str, torch.Tensor]:
-    """The parameters of the newest checkpoint in `folder`, or of the checkpoint that it is, by
-    name: of a pipeline in Python, those are the names of `model.state_dict()`.
+def load(folder: str | os.PathLike, model: nn.Module | None = None, *,
+         averages: bool = False) -> dict[str, torch.Tensor]:
+    """The parameters of the newest checkpoint in `folder`, or of the checkpoint that it is.
+
+    With `model`, what the pipeline was given (an `nn.Sequential` or a `gpipe.sequence`), they have
+    the names of `model.state_dict()`, and `model.load_state_dict` takes them. Buffers that are in
+    no checkpoint are the model's. Without it, they have the names of the layers, and a tied
+    parameter has one of its names.
 
     With `averages`, the moving averages of the weights in the place of the weights.
+
+    Raises CheckpointError if there is none, or if it lacks a parameter of the model.
     """
+    values = _read(folder, averages)
+    if model is None:
+        return values
+    checks.is_module(model)
+    names: dict[int, list[str]] = {}
+    for layer, module in layers_of(model):
+        for table in (module.named_parameters, module.named_buffers):
+            for name, tensor in table(remove_duplicate=False):
+                names.setdefault(id(tensor), []).append(f"{layer}.{name}")
+    parameters = {id(own) for own in model.parameters()}
+    found = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        saved = next((own for own in names.get(id(tensor), []) if own in values), None)
+        if saved is not None:
+            found[name] = values[saved]
+        elif id(tensor) in parameters:
+            raise CheckpointError(f"{os.fspath(folder)} has no '{name}': it is of another model")
+        else:
+            found[name] = tensor.detach().clone()
+    return found
+
+
+def _read(folder: str | os.PathLike, averages: bool) -> dict[str, torch.Tensor]:
+    """The parameters by the engine's names."""
     values, _ = _gpipe.checkpoint_parameters(os.fspath(folder), averages)
     found = dict(values)
     for name, value in found.items():

@@ -12,6 +12,16 @@ from .errors import SettingError
 DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 
 
+def is_module(model: Any) -> None:
+    """Refuses a model that is none."""
+    if not isinstance(model, nn.Module):
+        raise SettingError(f"the model is a {type(model).__name__}: give an nn.Sequential, or "
+                           f"gpipe.sequence(model, parts)")
+    if type(model).__name__ == "OptimizedModule":
+        raise SettingError("the model is compiled (torch.compile), which hides its layers: give it "
+                           "as it was before torch.compile")
+
+
 def positive(name: str, value: Any) -> int:
     """`value`, if it is a whole number of at least 1."""
     if not _is_whole(value) or value < 1:
@@ -44,7 +54,7 @@ def dtype_of(model: nn.Module, wanted: torch.dtype | None) -> torch.dtype:
                                f"model with .to(dtype)")
         wanted = next(iter(kinds), torch.float32)
     if wanted not in DTYPES:
-        raise SettingError(f"dtype={wanted}: use torch.float32, float64, bfloat16 or float16")
+        _wrong("dtype", wanted, "use torch.float32, float64, bfloat16 or float16")
     return wanted
 
 
@@ -65,8 +75,8 @@ def types(*, schedule: Any, remat: Any, seed: Any, clip_norm: Any, average: Any,
     if not _is_whole(seed):
         _wrong("seed", seed, "give a whole number of at least 0")
     for name, value in (("clip_norm", clip_norm), ("average", average)):
-        if value is not None and not _is_number(value):
-            _wrong(name, value, "give a number")
+        if value is not None and not (_is_number(value) and value > 0):
+            _wrong(name, value, "give a number above 0")
     if not _is_number(deadline) or not deadline > 0:
         _wrong("deadline", deadline, "give seconds above 0")
     if balance is not None and not _are_whole(balance):

@@ -27,10 +27,10 @@ class OutOfMemoryError(StepError, MemoryError):
 
 
 class DeadlineError(StepError):
-    """A stage made no progress within the pipeline's deadline."""
+    """A stage, or all of them, made no progress within the pipeline's deadline."""
 
 
-class PeerError(Error):
+class PeerError(StepError):
     """Another process of the pipeline failed, or does not answer."""
 
 

@@ -67,6 +67,10 @@ COUNTS = {
 }
 
 
+# Losses whose targets are floating point.
+FLOATING = nn.MSELoss, nn.SmoothL1Loss, nn.HuberLoss, nn.BCELoss, nn.BCEWithLogitsLoss
+
+
 class LastAxis(nn.Module):
     """Cross entropy whose classes are the last axis: output [..., classes], target [...]."""
 
@@ -124,6 +128,8 @@ class OnStages:
 def mapped(loss: Any, zeros: Callable[[int], Any], micro_batch: int) -> Loss:
     """The loss as a sum and a count. `zeros` makes outputs for a number of samples; `micro_batch`
     is the most samples that a function returning both is called with to count."""
+    if isinstance(loss, type):
+        raise SettingError(f"loss={loss.__name__} is a class: give a loss, {loss.__name__}()")
     if isinstance(loss, Loss):
         return loss
     if isinstance(loss, LastAxis):
@@ -157,6 +163,7 @@ def _reduced(loss: nn.Module, count: Callable[[nn.Module, torch.Tensor], float])
     own = _summing(loss)
 
     def total(output, target):
+        _check_tensors(loss, output=output)
         if count is _elements and output.shape != target.shape:
             raise SettingError(
                 f"loss {type(loss).__name__}: the output is {list(output.shape)}, the target "
@@ -165,6 +172,7 @@ def _reduced(loss: nn.Module, count: Callable[[nn.Module, torch.Tensor], float])
         return own(output, target.to(output.dtype) if target.is_floating_point() else target)
 
     def counted(target):
+        _check_tensors(loss, target=target)
         return 1.0 if loss.reduction == "sum" else count(loss, target)
 
     return Loss(total, counted)
@@ -174,11 +182,24 @@ def _cross_entropy(loss: nn.CrossEntropyLoss, *, last_axis: bool) -> Loss:
     reduced = _reduced(loss, _classes)
 
     def total(output, target):
+        _check_tensors(loss, output=output)
         if last_axis or _is_last_axis(output, target):
             output, target = output.flatten(0, -2), target.flatten()
         return reduced.sum(output, target)
 
     return Loss(total, reduced.count)
+
+
+def _check_tensors(loss: nn.Module, **values: Any) -> None:
+    """Refuses what PyTorch would refuse in words of its own, perhaps not before the backward."""
+    name = type(loss).__name__
+    for what, value in values.items():
+        if not isinstance(value, torch.Tensor):
+            raise SettingError(f"loss {name}: the {what} is a {type(value).__name__}, it takes a "
+                               f"tensor: give a gpipe.Loss(sum, count) that picks one")
+        if isinstance(loss, FLOATING) and not value.is_floating_point():
+            raise SettingError(f"loss {name}: the {what} is {value.dtype}, it takes floating "
+                               f"point: give {what}.float()")
 
 
 def _is_last_axis(output: torch.Tensor, target: torch.Tensor) -> bool:

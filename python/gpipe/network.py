@@ -102,7 +102,8 @@ class Network:
         layers, names = [], set()
         for name, module in named:
             if name in names:
-                raise SettingError(f"two layers are named '{name}'")
+                raise SettingError(f"two layers are named '{name}': in gpipe.sequence, give one of "
+                                   f"them another name, as (name, module)")
             names.add(name)
             if not isinstance(module, nn.Module):
                 raise SettingError(f"layer '{name}' is {type(module).__name__}, no nn.Module")
@@ -112,6 +113,9 @@ class Network:
                 if own["value"].device.type == "meta":
                     raise SettingError(f"'{layer.name}.{own['name']}' has no values (meta device): "
                                        f"load the model before you make the pipeline")
+                if own["value"].is_inference():
+                    raise SettingError(f"'{layer.name}.{own['name']}' was made in "
+                                       f"torch.inference_mode(): make the model outside of it")
         _check_norms(layers)
         _check_storage(layers)
         return layers

@@ -6,6 +6,7 @@ that a scheduler of PyTorch drives them.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from torch import optim
@@ -130,6 +131,9 @@ class Mapped:
         groups = self.optimizer.param_groups
         rates = [float(group["lr"]) for group in groups]
         decays = [float(group["weight_decay"]) for group in groups]
+        for rate in rates:
+            if not 0 <= rate < math.inf:
+                raise SettingError(f"the optimizer has lr={rate}: give a number of at least 0")
         largest = max(rates)
         before = getattr(self, "rates", None)
         shares = [rate / largest if largest else 1.0 for rate in rates]
@@ -153,8 +157,10 @@ class Mapped:
         self._read_groups()
         rule, now = self._rule(), self.current()
         if rule != self.rule:
-            raise SettingError(f"the optimizer's settings changed from {self.rule} to {rule}: only "
-                               f"lr and weight_decay may change between steps")
+            raise SettingError(
+                f"the optimizer's numbers changed from {self.rule[1]} to {rule[1]} "
+                f"({self.rule[0]}): only lr and weight_decay may change between steps. OneCycleLR "
+                f"and CyclicLR need cycle_momentum=False")
         close = len(now.groups) == len(self.rates.groups) and all(
             abs(a[0] - b[0]) <= 1e-12 * abs(b[0]) and a[1] == b[1]
             for a, b in zip(now.groups, self.rates.groups))

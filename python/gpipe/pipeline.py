@@ -148,6 +148,7 @@ class Pipeline:
         if optimizer is None and (clip_norm is not None or average is not None):
             name = "average" if clip_norm is None else "clip_norm"
             raise SettingError(f"{name}= needs optimizer=: gpipe makes no update without one")
+        checks.is_module(model)
         placed = checks.devices_of(stages, devices)
         shared = list(shared_inputs)
         dtype = checks.dtype_of(model, dtype)
@@ -164,6 +165,7 @@ class Pipeline:
             self._loss = OnStages(loss, network.gives, network.outputs, network.samples,
                                   micro_batch)
         self._gives_input_gradients = False
+        self._keeps_gradients = keep_gradients
         self._on_cpu = set(placed) == {"cpu"}
         self._is_behind = False  # whether the module waits for `sync`
         in_processes = started() if processes is None else processes
@@ -336,6 +338,9 @@ class Pipeline:
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's gradients before clipping, by name (`keep_gradients=True`)."""
         self._needs()
+        if not self._keeps_gradients:
+            raise SettingError("the pipeline keeps no gradients: give "
+                               "Pipeline(keep_gradients=True)")
         return dict(self._engine.gradients())
 
     @property

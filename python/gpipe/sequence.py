@@ -69,8 +69,11 @@ def sequence(model: nn.Module, parts: Iterable[Part]) -> Sequence:
     for part in parts:
         if isinstance(part, nn.Module):
             layers.append((f"between_{len(layers)}", part))
-        elif isinstance(part, tuple):
+        elif isinstance(part, tuple) and len(part) == 2:
             layers.append(part)
+        elif not isinstance(part, str):
+            raise SettingError(f"part {part!r}: give the name of a module, a module, or (name, "
+                               f"module); a function goes into a module of your own")
         elif part.endswith(".*"):
             parent = _module(model, part[:-2])
             children = list(parent.named_children())
@@ -78,17 +81,22 @@ def sequence(model: nn.Module, parts: Iterable[Part]) -> Sequence:
                 raise SettingError(f"'{part}': {type(parent).__name__} has no children")
             layers.extend((f"{part[:-2]}.{name}", child) for name, child in children)
         else:
-            layers.append((part, _module(model, part)))
+            found = _module(model, part)
+            if isinstance(found, (nn.ModuleList, nn.ModuleDict)):
+                raise SettingError(f"'{part}' is a {type(found).__name__}, which has no forward: "
+                                   f"'{part}.*' stands for its children")
+            layers.append((part, found))
     if not layers:
         raise SettingError("a sequence needs at least one part")
     inside = {id(own) for _, module in layers for own in module.parameters()}
     left = [name for name, own in model.named_parameters()
             if own.requires_grad and id(own) not in inside]
     if left:
+        more = f" and {len(left) - 1} more" if left[1:] else ""
         raise SettingError(
-            f"'{left[0]}'" + (f" and {len(left) - 1} more parameters are" if left[1:] else " is")
-            + " in no part of the sequence: they would not be trained. Name the module that has "
-              "them, or freeze them with requires_grad_(False)")
+            f"in no part of the sequence: '{left[0]}'{more}. It would not be trained. Name the "
+            f"module that has it; give what the model itself has (model.pos) to a module of your "
+            f"own; or freeze it with requires_grad_(False)")
     return Sequence(model, layers)
 
 
@@ -129,4 +137,5 @@ def _remedy(model: nn.Module) -> str:
         parts.append(f'"{name}.*"' if many else f'"{name}"')
     shown = ", ".join(parts[:8]) + (", ..." if len(parts) > 8 else "")
     return (f"say in which order its parts run, such as gpipe.sequence(model, [{shown}]), where "
-            f"each part takes what the one before returned")
+            f"each part takes one argument, what the part before returned. A module of your own, "
+            f"given in the list, does what the model does between them")

@@ -12,7 +12,7 @@ import torch
 import torch.utils._pytree as pytree
 from torch import nn
 
-from . import _gpipe
+from . import _gpipe, checks
 from .errors import VerificationError
 from .loss import Loss
 from .pipeline import Pipeline
@@ -39,7 +39,7 @@ class Verified:
 def verify(
     model: nn.Module,
     example: Any,
-    stages: Sequence[int] = (1, 2, 4),
+    stages: Sequence[int] | int = (1, 2, 4),
     *,
     target: Any = None,
     loss: Any = None,
@@ -75,7 +75,9 @@ def verify(
     Raises:
         VerificationError: the first value that differs, with both runs.
     """
+    checks.is_module(model)
     most = len(layers_of(model))
+    stages = [stages] if isinstance(stages, int) else stages
     first, reference, runs = None, {}, []
     for number in dict.fromkeys([1, *stages]):
         for schedule in schedules:

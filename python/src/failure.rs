@@ -50,7 +50,14 @@ pub(crate) fn exception(py: Python<'_>, error: &Error, failure: &Failure) -> PyE
                 Some(place) => format!("gpipe: {place}; nothing was updated"),
                 None => format!("gpipe: {text}"),
             };
+            let told = own.value(py).to_string();
+            let note = note.replace(&told, "see above");
             let _ = own.value(py).call_method1("add_note", (note,));
+            if told.contains("leaf Variable that requires grad is being used in an in-place") {
+                let remedy = "gpipe: the layer's forward changes its input in place: use the form \
+                              that makes a new tensor";
+                let _ = own.value(py).call_method1("add_note", (remedy,));
+            }
             own
         }
         None => raised(py, class(error), &text),
@@ -77,8 +84,8 @@ fn class(error: &Error) -> &'static str {
         _ if error.is_out_of_memory() => "OutOfMemoryError",
         _ if error.is_not_finite() => "NotFiniteError",
         _ if error.is_deadline() => "DeadlineError",
+        _ if error.is_of_a_peer() => "PeerError",
         Error::Step { .. } | Error::Torch(_) => "StepError",
-        Error::Peer(_) => "PeerError",
         Error::State(_) => "CheckpointError",
         Error::Model { .. } => "ModelError",
         _ => "SettingError",

@@ -99,8 +99,10 @@ def test_a_forward_that_changes_state_is_an_error():
 
     own = nn.Sequential(nn.Linear(6, 6), InPlace(), nn.Linear(6, 3))
     with pipeline(own) as pipe:
-        with pytest.raises(RuntimeError, match="in.place"):
+        with pytest.raises(RuntimeError, match="in.place") as caught:
             pipe.train_step(*batch())
+        notes = " ".join(caught.value.__notes__)
+        assert "use the form that makes a new tensor" in notes and "layer '1'" in notes
 
 
 def test_verify_finds_python_state():
@@ -150,6 +152,14 @@ def test_settings_are_checked_before_anything_runs():
     refused("balance='auto': give the number of layers", own, stages=2, balance="auto")
     refused("deadline=-1: give seconds above 0", own, deadline=-1)
     refused("seed=-1", own, seed=-1)
+    refused("clip_norm=-1: give a number above 0", own, clip_norm=-1)
+    refused("dtype='bfloat16': use torch.float32", own, dtype="bfloat16")
+    refused("the model is a list: give an nn.Sequential", [nn.Linear(6, 6)])
+    refused("the model is compiled", torch.compile(own))
+    with torch.inference_mode():
+        inside = nn.Sequential(nn.Linear(6, 6))
+    refused("'0.weight' was made in torch.inference_mode", inside)
+    refused("MSELoss is a class: give a loss, MSELoss()", own, loss=nn.MSELoss)
     refused("clip_norm= needs optimizer=", own, clip_norm=1.0)
     refused("average= needs optimizer=", own, average=0.9)
     refused("devices='cpu': give a list", own, devices="cpu")
@@ -157,6 +167,16 @@ def test_settings_are_checked_before_anything_runs():
     refused("PyTorch sees . GPUs", own, devices=["cuda:99"])
     refused("give an optimizer of torch.optim", own, optimizer=torch.optim.SGD)
     refused("is no nn.Sequential", nn.Linear(6, 2))
+    for parts, match in [(["0", torch.relu], "a function goes into a module of your own"),
+                         (["0", "blocks"], "'blocks.\\*' stands for its children"),
+                         (["0"], "in no part of the sequence: 'blocks.0.weight' and 1 more"),
+                         (["9"], "has no")]:
+        whole = nn.Module()
+        whole.add_module("0", nn.Linear(6, 6))
+        whole.blocks = nn.ModuleList([nn.Linear(6, 6)])
+        with pytest.raises(REFUSED, match=match):
+            gpipe.sequence(whole, parts)
+    refused("two layers are named '0': in gpipe.sequence", gpipe.sequence(own, ["0", "0", "1", "2", "3", "4", "5", "6"]))
     refused("has no layers", nn.Sequential())
     mixed = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2).double())
     refused("give dtype=", mixed)
@@ -172,6 +192,14 @@ def test_settings_are_checked_before_anything_runs():
         ]:
             with pytest.raises((gpipe.Error, RuntimeError), match=match):
                 call()
+        with pytest.raises(REFUSED, match="give Pipeline\\(keep_gradients=True\\)"):
+            pipe.gradients()
+        with torch.inference_mode():
+            inside = batch()
+            evaluated = pipe.evaluate(*inside).loss
+            predicted = pipe.predict(inside[0])
+        assert evaluated == pipe.evaluate(x, y).loss
+        assert torch.equal(predicted, pipe.predict(x))
         with pytest.raises(REFUSED, match="autocast does not reach"):
             with torch.autocast("cpu", torch.bfloat16):
                 pipe.train_step(x, y)

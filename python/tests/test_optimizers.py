@@ -136,6 +136,9 @@ def test_settings_that_change_between_steps_are_refused():
         before = values(own)
         with pytest.raises(gpipe.errors.SettingError, match="only lr and weight_decay"):
             pipe.train_step(x, y)
+        optimizer.param_groups[0].update(betas=(0.9, 0.999), lr=float("nan"))
+        with pytest.raises(gpipe.errors.SettingError, match="has lr=nan: give a number"):
+            pipe.train_step(x, y)
         assert all(torch.equal(a, b) for a, b in zip(before.values(), values(own).values()))
 
 
@@ -242,6 +245,12 @@ def test_losses_that_cannot_be_divided_are_refused():
                         (nn.MSELoss(reduction="none"), "gives no number"), (3, "give a loss")]:
         with pytest.raises(gpipe.errors.SettingError, match=match):
             pipeline(smooth(), loss=loss)
+    x, y = batch(dtype=torch.float64)
+    with pipeline(smooth(), loss=nn.MSELoss()) as pipe:
+        with pytest.raises(gpipe.errors.SettingError, match="give target.float"):
+            pipe.train_step(x, y.long())
+        with pytest.raises(gpipe.errors.SettingError, match="the target is a dict"):
+            pipe.train_step(x, {"y": y})
     with pipeline(smooth(), loss=lambda a, b: (a - b).sum()) as pipe:
         with pytest.raises(gpipe.errors.SettingError, match="return \\(sum, count\\)"):
             pipe.train_step(*batch(dtype=torch.float64))

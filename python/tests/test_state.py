@@ -91,7 +91,7 @@ def test_a_checkpoints_weights_are_a_state_dict(tmp_path):
         pipe.save(tmp_path)
         averages = pipe.averages()
     other = model(seed=5)
-    other.load_state_dict(gpipe.load(tmp_path))
+    other.load_state_dict(gpipe.load(tmp_path, other))
     assert_same(values(other), values(own))
     averaged = gpipe.load(tmp_path, averages=True)
     assert torch.equal(averaged["0.weight"], averages["0.weight"])
@@ -101,6 +101,42 @@ def test_a_checkpoints_weights_are_a_state_dict(tmp_path):
     with pytest.raises(gpipe.errors.CheckpointError):
         with pipeline(nn.Sequential(nn.Linear(6, 3)), stages=1) as pipe:
             pipe.load(tmp_path)
+
+
+def test_a_checkpoint_is_read_under_the_names_of_the_model(tmp_path):
+    class Network(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.embed, self.head = nn.Embedding(20, 8), nn.Linear(8, 20, bias=False)
+            self.head.weight = self.embed.weight
+            self.position = nn.Parameter(torch.zeros(8))
+            self.register_buffer("scale", torch.tensor(2.0))
+
+    class Add(nn.Module):
+        def __init__(self, value, scale):
+            super().__init__()
+            self.value = value
+            self.register_buffer("scale", scale)
+
+        def forward(self, x):
+            return x + self.scale * self.value
+
+    def sequence(own):
+        return gpipe.sequence(own, ["embed", Add(own.position, own.scale), "head"])
+
+    own, other, tokens = Network(), Network(), torch.arange(32).reshape(8, 4) % 20
+    made = sequence(own)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    with gpipe.Pipeline(made, tokens, stages=2, loss=gpipe.LastAxis(), optimizer=optimizer) as pipe:
+        pipe.train_step(tokens, tokens)
+        pipe.save(tmp_path)
+    found = gpipe.load(tmp_path, sequence(other))
+    assert set(found) == set(own.state_dict())
+    other.load_state_dict(found)
+    assert_same(values(other), values(own))
+    assert "between_1.value" in gpipe.load(tmp_path)
+    with pytest.raises(gpipe.errors.CheckpointError, match="has no .*another model"):
+        gpipe.load(tmp_path, model())
 
 
 @pytest.mark.parametrize("kept", [torch.float32, torch.bfloat16])

@@ -226,10 +226,18 @@ impl Error {
         })
     }
 
-    /// Whether a stage gave no sign of life within the deadline.
+    /// Whether a stage gave no sign of life, or made no progress, within the deadline.
     pub fn is_deadline(&self) -> bool {
         let Self::Step { error } = self else { return false };
-        matches!(error, StepError::Deadline { .. } | StepError::Stuck { .. })
+        matches!(
+            error,
+            StepError::Deadline { .. } | StepError::Stuck { .. } | StepError::Standstill { .. }
+        )
+    }
+
+    /// Whether another process of the pipeline failed, or does not answer.
+    pub fn is_of_a_peer(&self) -> bool {
+        matches!(self, Self::Peer(_) | Self::Step { error: StepError::Peer(_) })
     }
 
     /// Whether the caller interrupted the step ([`Interrupt`](crate::Interrupt)).
