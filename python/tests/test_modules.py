@@ -176,7 +176,8 @@ def test_settings_are_checked_before_anything_runs():
         whole.blocks = nn.ModuleList([nn.Linear(6, 6)])
         with pytest.raises(REFUSED, match=match):
             gpipe.sequence(whole, parts)
-    refused("two layers are named '0': in gpipe.sequence", gpipe.sequence(own, ["0", "0", "1", "2", "3", "4", "5", "6"]))
+    twice = gpipe.sequence(own, ["0", *map(str, range(len(own)))])
+    refused("two layers are named '0': in gpipe.sequence", twice)
     refused("has no layers", nn.Sequential())
     mixed = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 2).double())
     refused("give dtype=", mixed)
