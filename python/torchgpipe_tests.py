@@ -63,7 +63,8 @@ def main():
         (Path(folder) / "old_pytest.py").write_text(PLUGIN)
         command = [sys.executable, "-m", "pytest", "-p", "old_pytest", "-p", "no:cacheprovider",
                    "-q", "--rootdir", str(Path(folder) / "tests"), *TESTS]
-        environment = dict(os.environ, PYTHONPATH=folder, PYTHONDONTWRITEBYTECODE="1")
+        path = os.pathsep.join([folder, *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = dict(os.environ, PYTHONPATH=path, PYTHONDONTWRITEBYTECODE="1")
         sys.exit(subprocess.run(command, cwd=Path(folder) / "tests", env=environment).returncode)
 
 

@@ -24,6 +24,7 @@ __all__ = ["GPipe", "balance", "is_checkpointing", "is_recomputing", "skip"]
 
 # Everything but one micro-batch is recomputed, as torchgpipe recomputes all but the last.
 _REMATS = {"always": "always", "except_last": "keep:1", "never": "never"}
+_CUT = "gpipe.compat.balance.balance_by_time (torchgpipe.balance's, until now) computes one"
 _MOVING = TypeError("denied to move parameters and buffers, because GPipe should manage device "
                     "placement")
 
@@ -60,7 +61,7 @@ class GPipe(nn.Module):
         self.chunks, self.checkpoint = int(chunks), str(checkpoint)
         if balance is None:
             raise ValueError("balance is required: give the number of layers of each partition; "
-                             "gpipe.compat.balance.balance_by_time computes it")
+                             + _CUT)
         if self.chunks <= 0:
             raise ValueError("number of chunks must be positive integer")
         if self.checkpoint not in _REMATS:
@@ -71,8 +72,7 @@ class GPipe(nn.Module):
         if len(module) != sum(self.balance):
             raise ValueError(
                 f"module and sum of balance have different length (module: {len(module)}, sum of "
-                f"balance: {sum(self.balance)}); gpipe.compat.balance.balance_by_time "
-                f"computes one")
+                f"balance: {sum(self.balance)}); {_CUT}")
         if any(own <= 0 for own in self.balance):
             raise ValueError(f"all balance numbers must be positive integer (balance: {balance})")
         if devices is None:
