@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
+.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -19,6 +19,10 @@ train: build ## Train a small transformer on real text with two stages
 
 test: setup ## All checks and tests (about 50 minutes on two cores)
 	$(CARGO) xtask ci
+
+simulated-gpu: setup ## All suites on simulated GPUs, whose every wait is checked, and the library for gpipe (half an hour on two cores)
+	$(CARGO) build --release --locked --package gpipe-simulated-gpu
+	$(CARGO) xtask simulated-gpu
 
 soak: setup ## The long proofs: kills, faults, endurance, interleavings, fuzzing (an hour at most)
 	$(CARGO) xtask soak

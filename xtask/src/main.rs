@@ -1,10 +1,12 @@
 //! The project's tasks:
-//! `cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | licences | tidy | golden --bless`.
+//! `cargo xtask ci | simulated-gpu | soak | fuzz [SECONDS] [TARGET..] | licences | tidy |
+//! golden --bless`.
 
 mod circles;
 mod fuzz;
 mod licences;
 mod prose;
+mod simulated;
 mod soak;
 mod tidy;
 
@@ -93,6 +95,7 @@ const CI: &[Step] = &[
             "--workspace",
             "--exclude=gpipe-drivers",
             "--exclude=gpipe-fuzz",
+            "--exclude=gpipe-simulated-gpu",
             "--exclude=xtask",
             "--no-verify",
             "--allow-dirty",
@@ -133,7 +136,10 @@ fn main() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
-        ["ci"] => tidy_step() && licences_step() && run(CI) && print_skipped(),
+        ["ci"] => {
+            tidy_step() && licences_step() && run(CI) && on_simulated_gpus(true) && print_skipped()
+        }
+        ["simulated-gpu"] => on_simulated_gpus(false),
         ["soak"] => soaked(),
         ["fuzz", ref rest @ ..] => {
             match rest.split_first().map(|(first, rest)| (first.parse(), rest)) {
@@ -147,7 +153,8 @@ fn main() -> ExitCode {
         ["golden", "--bless"] => run(GOLDEN),
         _ => {
             eprintln!(
-                "usage: cargo xtask ci | soak | fuzz [SECONDS] [TARGET..] | tidy | golden --bless"
+                "usage: cargo xtask ci | simulated-gpu | soak | fuzz [SECONDS] [TARGET..] | tidy | \
+                 golden --bless"
             );
             return ExitCode::from(2);
         }
@@ -173,6 +180,13 @@ fn soaked() -> bool {
     let targets = fuzz::targets(&root()).map_or(1, |targets| targets.len().max(1)) as u64;
     let seconds = (left * cores / targets).clamp(1, SOAK_FUZZ_SECONDS);
     fuzzed(seconds, &[]) && proven
+}
+
+fn on_simulated_gpus(is_short: bool) -> bool {
+    let start = Instant::now();
+    let outcome = simulated::run(&root(), &cargo(), &skip_log(), is_short);
+    println!("== on simulated GPUs: {} s", start.elapsed().as_secs());
+    said("on simulated GPUs", outcome)
 }
 
 fn fuzzed(seconds: u64, targets: &[&str]) -> bool {

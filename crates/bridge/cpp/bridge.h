@@ -115,6 +115,8 @@ struct MemoryStats;
 
 // device.cc
 struct DeviceStream;
+struct SimulatedCounts;
+enum class Simulation : ::std::uint8_t;
 struct DeviceEvent {
   DeviceEvent();
   ~DeviceEvent();
@@ -124,6 +126,8 @@ struct DeviceEvent {
   std::unique_ptr<Impl> impl;
 };
 bool has_cuda();
+Simulation simulation();
+SimulatedCounts simulated_counts();
 int32_t gpu_count();
 DeviceStream new_stream(int32_t device);
 void enter_stream(DeviceStream stream);

@@ -9,16 +9,45 @@
 #include <c10/core/Event.h>
 #include <c10/core/StreamGuard.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <cstdlib>
 #include <dlfcn.h>
+#include <filesystem>
 
 namespace gpipe {
+
+namespace {
+
+constexpr const char *kLibrary = "libtorch_cuda.so";
+// The simulator alone has it.
+constexpr const char *kCounts = "gpipe_simulated_counts";
+
+// The simulator lies in a folder beside the program, or beside the program's folder, where cargo
+// puts tests and examples. Elsewhere LD_LIBRARY_PATH names it.
+void *load_simulator() {
+  std::error_code error;
+  std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error);
+  for (int up = 0; up < 2; up++) {
+    folder = folder.parent_path();
+    const std::filesystem::path path = folder / "simulated-gpu" / kLibrary;
+    if (std::filesystem::exists(path, error))
+      return dlopen(path.c_str(), RTLD_NOW | RTLD_GLOBAL);
+  }
+  void *library = dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);
+  return library != nullptr && dlsym(library, kCounts) != nullptr ? library : nullptr;
+}
+
+bool wants_simulator() { return std::getenv("GPIPE_SIMULATED_GPUS") != nullptr; }
 
 // Loads libtorch's CUDA part before main, if it lies beside the rest. It registers itself when
 // loaded, and must be loaded before libtorch first looks for devices. Nothing refers to it by name,
 // so a linker would leave it out. A libtorch without this library has no CUDA.
-static void *const cuda_part = dlopen("libtorch_cuda.so", RTLD_NOW | RTLD_GLOBAL);
+void *const cuda_part =
+    wants_simulator() ? load_simulator() : dlopen(kLibrary, RTLD_NOW | RTLD_GLOBAL);
 
-namespace {
+// As the simulator declares it.
+struct Counts {
+  uint64_t launches, host_waits, stream_waits, copies_in, copies_out, copies_across, allocations;
+};
 
 constexpr auto kGpu = c10::DeviceType::CUDA;
 
@@ -41,6 +70,22 @@ void DeviceEvent::block(DeviceStream stream) const { impl->event.block(unpack(st
 void DeviceEvent::synchronize() const { impl->event.synchronize(); }
 
 bool has_cuda() { return cuda_part != nullptr; }
+
+Simulation simulation() {
+  if (!wants_simulator())
+    return Simulation::None;
+  return cuda_part == nullptr ? Simulation::Missing : Simulation::Loaded;
+}
+
+SimulatedCounts simulated_counts() {
+  Counts counts{};
+  if (simulation() == Simulation::Loaded)
+    if (void *read = dlsym(cuda_part, kCounts))
+      reinterpret_cast<void (*)(Counts *)>(read)(&counts);
+  return SimulatedCounts{counts.launches,   counts.host_waits, counts.stream_waits,
+                         counts.copies_in,  counts.copies_out, counts.copies_across,
+                         counts.allocations};
+}
 
 int32_t gpu_count() {
   return c10::impl::hasDeviceGuardImpl(kGpu) ? c10::impl::getDeviceGuardImpl(kGpu)->deviceCount()
@@ -97,7 +142,8 @@ void prefer_deterministic_kernels(bool prefer) {
 
 MemoryStats gpu_stats(int32_t device) {
   auto stats = c10::getDeviceAllocator(kGpu)->getDeviceStats(static_cast<c10::DeviceIndex>(device));
-  const auto &bytes = stats.allocated_bytes[0]; // over all pools
+  // Over all pools, and as asked for: the allocator rounds each tensor up.
+  const auto &bytes = stats.requested_bytes[0];
   const auto &reserved = stats.reserved_bytes[0];
   return MemoryStats{static_cast<uint64_t>(bytes.current), static_cast<uint64_t>(bytes.peak),
                      static_cast<uint64_t>(reserved.current - bytes.current)};

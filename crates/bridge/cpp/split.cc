@@ -68,6 +68,7 @@ bool is_small(const at::Tensor &parameter) {
 
 variable_list run(const edge_list &from, const variable_list &grads, const edge_list &to,
                   bool keep) {
+  const OnThisThread on_this_thread;
   return Engine::get_default_engine().execute(from, grads, keep, /*create_graph=*/false,
                                               /*accumulate_grad=*/false, to);
 }

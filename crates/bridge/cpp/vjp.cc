@@ -15,6 +15,12 @@ std::vector<at::Tensor> borrow_all(rust::Slice<const Address> addresses) {
   return tensors;
 }
 
+OnThisThread::OnThisThread() : before(state().get_multithreading_enabled()) {
+  state().set_multithreading_enabled(false);
+}
+OnThisThread::~OnThisThread() { state().set_multithreading_enabled(before); }
+c10::AutogradState &OnThisThread::state() { return c10::AutogradState::get_tls_state(); }
+
 // The first gradient becomes the accumulator if nothing else refers to it. Otherwise it is copied:
 // autograd may return one tensor for two inputs, and later additions to the accumulator are in
 // place. Gradients in bfloat16 and float16 are summed in float32.
@@ -54,6 +60,7 @@ rust::Vec<Address> vjp(rust::Slice<const Address> outputs, rust::Slice<const Add
   std::vector<at::Tensor> wrt = borrow_all(inputs);
   for (Address parameter : parameters)
     wrt.push_back(borrow(parameter));
+  const OnThisThread on_this_thread;
   std::vector<at::Tensor> grads = torch::autograd::grad(
       borrow_all(outputs), wrt, borrow_all(output_grads), /*retain_graph=*/false,
       /*create_graph=*/false, /*allow_unused=*/true);

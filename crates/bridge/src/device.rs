@@ -3,15 +3,39 @@
 
 use tch::Tensor;
 
+pub use crate::ffi::bridged::SimulatedCounts;
 use crate::{
     Error, Result, address, adopt,
-    ffi::bridged::{self, DeviceEvent, DeviceStream},
+    ffi::bridged::{self, DeviceEvent, DeviceStream, Simulation},
     memory::Stats,
 };
+
+/// The environment variable that asks for simulated GPUs, and says how many.
+pub const SIMULATED_GPUS: &str = "GPIPE_SIMULATED_GPUS";
 
 /// Whether libtorch includes its CUDA part.
 pub fn has_cuda() -> bool {
     bridged::has_cuda()
+}
+
+/// Whether the GPUs of this process are simulated.
+///
+/// # Errors
+/// [`SIMULATED_GPUS`] is set, and the simulator is not there.
+pub fn is_simulated() -> Result<bool> {
+    match bridged::simulation() {
+        Simulation::None => Ok(false),
+        Simulation::Loaded => Ok(true),
+        _ => Err(Error(format!(
+            "{SIMULATED_GPUS} is set, and there is no simulated-gpu/libtorch_cuda.so beside the \
+             program: run make simulated-gpu, or unset the variable"
+        ))),
+    }
+}
+
+/// What was asked of simulated GPUs since the process started. All 0 without them.
+pub fn simulated_counts() -> SimulatedCounts {
+    bridged::simulated_counts()
 }
 
 /// Number of GPUs that libtorch sees.
@@ -121,7 +145,8 @@ pub fn prefer_deterministic_kernels(prefer: bool) -> Result<()> {
 }
 
 /// Memory that libtorch's allocator holds on GPU number `device`, for all its users in this
-/// process.
+/// process. Bytes are as the tensors asked for them. The allocator rounds each up to 512; the
+/// difference counts as kept.
 ///
 /// # Errors
 /// There is no such GPU.
@@ -150,7 +175,8 @@ mod tests {
         assert!(missing == 0 || has_cuda());
         // A CUDA build has this library beside libtorch_cpu, and the linker must not leave it out.
         let set = concat!(env!("GPIPE_LIBTORCH_LIB"), "/libtorch_cuda.so");
-        assert_eq!(has_cuda(), std::path::Path::new(set).exists());
+        let is_simulated = is_simulated().unwrap();
+        assert_eq!(has_cuda(), is_simulated || std::path::Path::new(set).exists());
         assert!(Stream::new(missing).is_err());
         assert!(stats(missing).is_err());
         assert!(reset_peak(missing + 1000).is_err());

@@ -17,6 +17,34 @@ pub(crate) mod bridged {
         kept: u64,
     }
 
+    /// Whether the GPUs of this process are simulated.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum Simulation {
+        /// Nobody asked for simulated GPUs.
+        None,
+        /// They were asked for, and the simulator was not found.
+        Missing,
+        Loaded,
+    }
+
+    /// What the program asked of simulated GPUs since it started.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+    struct SimulatedCounts {
+        /// Kernels that were launched, copies included.
+        launches: u64,
+        /// Waits of the host, for a stream or an event.
+        host_waits: u64,
+        /// Waits of a stream for an event.
+        stream_waits: u64,
+        /// Copies from the host.
+        copies_in: u64,
+        /// Copies to the host.
+        copies_out: u64,
+        /// Copies to another GPU.
+        copies_across: u64,
+        allocations: u64,
+    }
+
     #[derive(Debug, Clone, Copy, PartialEq, Eq)]
     struct DeviceStream {
         device: i32,
@@ -125,6 +153,8 @@ pub(crate) mod bridged {
         fn block(self: &DeviceEvent, stream: DeviceStream) -> Result<()>;
         fn synchronize(self: &DeviceEvent) -> Result<()>;
         fn has_cuda() -> bool;
+        fn simulation() -> Simulation;
+        fn simulated_counts() -> SimulatedCounts;
         fn gpu_count() -> Result<i32>;
         fn new_stream(device: i32) -> Result<DeviceStream>;
         fn enter_stream(stream: DeviceStream) -> Result<()>;

@@ -40,11 +40,21 @@ pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
+/// The text, in which every line tells whether GPUs are simulated.
+fn marked(text: fmt::Arguments<'_>) -> String {
+    static ARE_SIMULATED: OnceLock<bool> = OnceLock::new();
+    let text = text.to_string();
+    match ARE_SIMULATED.get_or_init(gpipe::Device::gpus_are_simulated) {
+        true => format!("simulated: {}", text.replace('\n', "\nsimulated: ")),
+        false => text,
+    }
+}
+
 pub(crate) fn line(text: fmt::Arguments<'_>) {
     if is_quiet() {
         return;
     }
-    if let Err(error) = writeln!(io::stdout().lock(), "{text}")
+    if let Err(error) = writeln!(io::stdout().lock(), "{}", marked(text))
         && error.kind() != ErrorKind::BrokenPipe
     {
         let _ = LOST.set(error);
@@ -59,7 +69,8 @@ pub(crate) fn error_line(text: fmt::Arguments<'_>) {
 
 /// Prints the error that ends the command, even in a silenced process.
 pub(crate) fn last_words(text: fmt::Arguments<'_>) {
-    let _ = writeln!(io::stderr().lock(), "{text}"); // there is nowhere to report a failure
+    // There is nowhere to report a failure.
+    let _ = writeln!(io::stderr().lock(), "{}", marked(text));
 }
 
 /// The error that lost lines of standard output, except when the reader closed it.

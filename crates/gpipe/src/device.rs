@@ -32,9 +32,24 @@ impl Device {
         }
     }
 
+    /// Devices for `count` stages that nobody placed: CPUs.
+    pub(crate) fn defaults(count: usize) -> Vec<Self> {
+        #[cfg(feature = "testing")]
+        if let Some(given) = for_tests() {
+            return given.into_iter().cycle().take(count).collect();
+        }
+        vec![Device::Cpu; count]
+    }
+
     /// Number of usable GPUs.
     pub fn gpus() -> usize {
         device::count()
+    }
+
+    /// Whether the GPUs of this process are simulated: the environment variable
+    /// `GPIPE_SIMULATED_GPUS` asks for that.
+    pub fn gpus_are_simulated() -> bool {
+        device::is_simulated().unwrap_or(false)
     }
 
     /// Checks that the device exists.
@@ -43,6 +58,8 @@ impl Device {
     /// If it does not exist. The error names the available devices and a remedy.
     pub fn check(self) -> Result<()> {
         let Some(gpu) = self.gpu() else { return Ok(()) };
+        device::is_simulated()
+            .map_err(|error| Error::Setting(format!("device {self}: {error}")))?;
         let count = device::count();
         if gpu < count {
             return Ok(());
@@ -59,6 +76,13 @@ impl Device {
         };
         Err(Error::Setting(format!("device {self}: {remedy}")))
     }
+}
+
+/// The devices, separated by commas, that tests put stages on by turns instead of the CPU.
+#[cfg(feature = "testing")]
+fn for_tests() -> Option<Vec<Device>> {
+    let text = std::env::var("GPIPE_TEST_DEVICES").ok()?;
+    text.split(',').map(|one| one.parse().ok()).collect()
 }
 
 impl fmt::Display for Device {

@@ -8,7 +8,8 @@ use std::sync::{
 };
 
 use crate::common::{
-    Features, LENGTH, Run, VOCABULARY, assert_close, assert_same_bits, batch, bits, model,
+    Features, LENGTH, Run, VOCABULARY, assert_close, assert_same_bits, batch, bits, is_about_cpus,
+    model,
 };
 use gpipe::{
     CrossEntropy, Forward, Infer, Interrupt, Layer, LayerError, LayerEvent, Observer, Pass,
@@ -91,6 +92,10 @@ fn own_values(run: &Run, features: Features) -> Vec<(String, Tensor)> {
 
 #[test]
 fn transparency_of_parameters_that_the_caller_owns() {
+    let why = "stages on a GPU have parameters of their own";
+    if is_about_cpus("transparency_of_parameters_that_the_caller_owns", why) {
+        return;
+    }
     let features = Features { tied: true, batch_norm: true, ..Features::plain() };
     let plain = Run::plain();
     let mut reference = plain.builder(model(features), 3).build().unwrap();
@@ -121,6 +126,10 @@ fn transparency_of_parameters_that_the_caller_owns() {
 
 #[test]
 fn oracle_the_callers_own_updates_equal_the_pipelines() {
+    let why = "stages on a GPU have parameters of their own";
+    if is_about_cpus("oracle_the_callers_own_updates_equal_the_pipelines", why) {
+        return;
+    }
     let features = Features { batch_norm: true, ..Features::plain() };
     let run = Run { stages: 3, schedule: Schedule::OneFOneB, ..Run::plain() };
     let builder = |run: &Run| run.builder(model(features), 3).optimizer(Sgd::new(LR));

@@ -5,9 +5,7 @@
 
 mod common;
 
-use std::io::Write;
-
-use common::{Features, Run, assert_close, assert_same_bits, batch, model};
+use common::{Features, Recipe, Run, assert_close, assert_same_bits, batch, log_skipped, model};
 use gpipe::{Bytes, Device, Remat};
 use tch::Kind;
 
@@ -16,11 +14,7 @@ fn skipped(test: &str) -> bool {
     if Device::gpus() > 0 {
         return false;
     }
-    if let Some(path) = std::env::var_os("GPIPE_SKIP_LOG") {
-        let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
-        // In a single write, because tests run in parallel.
-        file.write_all(format!("{test}: there is no GPU\n").as_bytes()).unwrap();
-    }
+    log_skipped(&format!("{test}: there is no GPU"));
     true
 }
 
@@ -41,18 +35,48 @@ fn train(run: &Run, devices: Vec<Device>, features: Features) -> common::Named {
     all
 }
 
+/// The shared matrix, over one to four GPUs, of which stages share some.
 #[test]
-fn gpu_several_stages_on_one_gpu_are_transparent() {
-    if skipped("gpu_several_stages_on_one_gpu_are_transparent") {
+fn gpu_stages_on_one_to_four_gpus_are_transparent() {
+    if skipped("gpu_stages_on_one_to_four_gpus_are_transparent") {
         return;
     }
-    for kind in [Kind::Float, Kind::BFloat16, Kind::Half] {
-        let features = Features { tied: true, skip: true, dropout: 0.2, kind, ..Features::plain() };
+    let features =
+        |kind| Features { tied: true, skip: true, dropout: 0.2, kind, ..Features::plain() };
+    for features in [
+        Features { batch_norm: true, ..features(Kind::Float) },
+        Features { recipe: Recipe::Everything, ..features(Kind::BFloat16) },
+        features(Kind::Half),
+    ] {
         let expected = train(&Run::plain(), vec![GPU], features);
-        for run in Run::all(model(features).len()) {
-            let found = train(&run, vec![GPU; run.stages], features);
-            assert_same_bits(&found, &expected, &format!("{run:?} {kind:?}"));
+        for (number, run) in Run::all(model(features).len()).into_iter().enumerate() {
+            let gpus = 1 + number % Device::gpus().min(4);
+            let devices = (0..run.stages).map(|stage| Device::Cuda(stage % gpus)).collect();
+            let found = train(&run, devices, features);
+            assert_same_bits(&found, &expected, &format!("{run:?} {gpus} {:?}", features.kind));
         }
+    }
+}
+
+/// Whatever crossed between two GPUs is freed with the pipeline.
+#[test]
+fn gpu_memory_that_was_freed_is_all_back_after_a_pipeline() {
+    if skipped("gpu_memory_that_was_freed_is_all_back_after_a_pipeline") {
+        return;
+    }
+    let features = Features { skip: true, batch_norm: true, ..Features::plain() };
+    let last = Device::Cuda(Device::gpus() - 1);
+    let held = || [GPU, last].map(|gpu| gpipe_bridge::device::stats(gpu_number(gpu)).unwrap().live);
+    let before = held();
+    let run = Run { stages: 4, remat: Remat::Never, ..Run::plain() };
+    let _ = train(&run, vec![GPU, last, GPU, last], features);
+    assert_eq!(held(), before);
+}
+
+fn gpu_number(device: Device) -> usize {
+    match device {
+        Device::Cuda(number) => number,
+        Device::Cpu => 0,
     }
 }
 
@@ -92,5 +116,13 @@ fn gpu_memory_is_reported_and_a_cap_is_an_error_that_names_the_stage() {
     assert!(report.devices[0].peak > report.devices[0].live && report.devices[0].live.0 > 0);
     let Err(error) = build(Some(Bytes(1024))) else { panic!("its parameters exceed the cap") };
     let error = error.to_string();
-    assert!(error.contains("out of memory") && error.contains("device 0"), "{error}");
+    for part in ["device 0", "layer 'embedding'", "out of memory for its parameters", "asked for"] {
+        assert!(error.contains(part), "no '{part}' in: {error}");
+    }
+    // In a step it names the layer, and what that asked for.
+    let held = report.devices[0].live;
+    let mut pipeline = build(Some(Bytes(held.0 + 1024))).unwrap();
+    let error = pipeline.train_step(&inputs, &targets).unwrap_err();
+    assert!(error.is_out_of_memory() && error.layer().is_some(), "{error}");
+    assert!(!error.to_string().contains("0 B asked for"), "{error}");
 }

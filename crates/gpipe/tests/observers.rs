@@ -18,7 +18,7 @@ use gpipe::{
     PipelineBuilder, Remat, Schedule, Sequence, Sgd, StepEvent, TensorSpec, When,
     layers::{Activation, Linear},
 };
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Micro-batch, layer, pass, and whether it is after it.
 type Key = (usize, String, String, bool);
@@ -260,7 +260,8 @@ fn oracle_kept_activations_are_those_of_the_network() {
     impl Observer for Keeps {
         fn layer(&self, event: &LayerEvent) -> Result<(), LayerError> {
             if event.layer == "tanh" && event.when != When::Before {
-                let copy = event.tensors[0].unwrap().f_detach_copy()?;
+                // On a GPU the stage goes on with the tensor: a copy on the CPU is the caller's.
+                let copy = event.tensors[0].unwrap().f_to(Device::Cpu)?.f_detach_copy()?;
                 self.0.lock().unwrap().push(copy);
             }
             Ok(())

@@ -354,6 +354,13 @@ fn live(pipeline: &mut Pipeline) -> Bytes {
 
 #[test]
 fn oracle_dropped_outputs_free_what_stages_hold_and_the_number_of_open_forwards_is_bounded() {
+    let why = "a GPU's statistics change when copies end";
+    if common::is_about_cpus(
+        "oracle_dropped_outputs_free_what_stages_hold_and_the_number_of_open_forwards_is_bounded",
+        why,
+    ) {
+        return;
+    }
     let run = Run { stages: 2, remat: Remat::Never, ..Run::plain() };
     let mut pipeline = tanh_builder(&run, Kind::Float).open_forwards(3).build().unwrap();
     let x = common::uniform(&[6, 5], 3, Kind::Float);
@@ -619,6 +626,10 @@ fn fault_wrong_changes_of_gradients_are_refused() {
 /// last stage keeps its activations, with what the pipeline's loss would keep.
 #[test]
 fn oracle_what_an_open_forward_holds_is_predicted() {
+    let why = "what a GPU's first stage holds of the inputs is not predicted";
+    if common::is_about_cpus("oracle_what_an_open_forward_holds_is_predicted", why) {
+        return;
+    }
     let network = || {
         Sequence::new()
             .push("first", Linear::new(48, 64))

@@ -113,7 +113,7 @@ const NETWORKS: &[(&str, usize, Compute)] = &[
     }),
     ("a decomposition", 1, |x, w| {
         let square = w[0].f_transpose(0, 1)?.f_matmul(&w[0])?;
-        let one = Tensor::f_eye(WIDTH, (Kind::Float, tch::Device::Cpu))?;
+        let one = Tensor::f_eye(WIDTH, (Kind::Float, x.device()))?;
         let (values, vectors) = square.f_add(&one)?.f_linalg_eigh("L")?;
         Ok(x.f_matmul(&vectors.f_mul(&values)?.f_matmul(&vectors.f_transpose(0, 1)?)?)?)
     }),

@@ -80,7 +80,7 @@ pub(crate) struct PipelineConfig {
     /// Number of CPU threads of each stage.
     pub threads_per_stage: usize,
     /// Maximum memory of a device's tensors: one size for all devices, or one per device, such as
-    /// `1GiB,512MiB`. `none` sets no limit. The CPU allocator enforces it; on a GPU, an action that
+    /// `1GiB,512MiB`. `none` sets no limit. The CPU allocator enforces it; on a GPU, a layer that
     /// exceeds it fails.
     #[serde(with = "as_text")]
     pub memory: Caps,

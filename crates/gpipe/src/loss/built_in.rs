@@ -113,7 +113,8 @@ fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerEr
     if outside.f_any()?.f_int64_value(&[])? == 0 {
         return Ok(());
     }
-    Err(LayerError::Value(format!("a target is outside the classes 0..{classes}")))
+    let first = target.f_masked_select(&outside)?.f_int64_value(&[0])?;
+    Err(LayerError::Value(format!("target {first} is out of bounds: the classes are 0..{classes}")))
 }
 
 /// A loss of some of the outputs and targets: for networks with several heads.

@@ -39,6 +39,7 @@ impl StageExecutor for Stage {
         // A refused allocation that a layer handled itself must not explain a later error.
         let _ = memory::take_refusal();
         self.device.charge_stage().map_err(in_operation("memory"))?;
+        self.device.begin_work().map_err(in_operation("memory"))?;
         let live = self.device.memory().map_err(in_operation("memory"))?.live;
         self.active()?.step.levels.push(live);
         self.active()?.observe_action(action, When::Before)

@@ -7,6 +7,8 @@
 //! action: they run on a separate stream, and the receiver waits for an event. The receiving GPU's
 //! stage makes copies from a CPU, and waits for them.
 
+use std::cell::Cell;
+
 use gpipe_bridge::{
     device::{self, Event, Stream},
     memory::{self, Arena, Refusal, Stats},
@@ -20,7 +22,10 @@ use crate::{device::Device, error::LayerError, value::Value};
 pub(super) struct StageDevice {
     device: Device,
     gpu: Option<Gpu>,
+    /// Of all stages on the device together.
     cap: Option<u64>,
+    /// Bytes that a GPU with a cap held when the current layer or action began.
+    held: Cell<u64>,
     /// CPU memory of the stages: all their memory, or the part of a GPU's stages that is on the
     /// CPU.
     arena: Arena,
@@ -51,7 +56,7 @@ impl StageDevice {
             }
             None => None,
         };
-        Ok(Self { device, gpu, cap, arena })
+        Ok(Self { device, gpu, cap, held: Cell::new(0), arena })
     }
 
     /// Charges the thread's allocations from now on to the stage.
@@ -91,15 +96,30 @@ impl StageDevice {
         copies
     }
 
-    /// Ends an action: waits for its kernels and checks the cap. The CPU's allocator refuses
-    /// allocations above the cap. A GPU's allocator cannot, so there the action fails afterwards.
+    /// Ends an action: waits for its kernels and checks the cap.
     pub(super) fn finish(&self) -> Result<(), LayerError> {
         self.synchronize()?;
+        self.check_cap()
+    }
+
+    /// Begins a layer or an action, so that [`check_cap`](Self::check_cap) can tell what it asked
+    /// for.
+    pub(super) fn begin_work(&self) -> Result<(), LayerError> {
+        if let (Some(gpu), Some(_)) = (&self.gpu, self.cap) {
+            self.held.set(device::stats(gpu.number)?.live);
+        }
+        Ok(())
+    }
+
+    /// Checks the cap of a GPU, after the fact: its allocator cannot refuse allocations above a
+    /// cap, as the CPU's does.
+    pub(super) fn check_cap(&self) -> Result<(), LayerError> {
         let (Some(gpu), Some(cap)) = (&self.gpu, self.cap) else { return Ok(()) };
-        let Stats { live, peak, .. } = device::stats(gpu.number)?;
+        let peak = device::stats(gpu.number)?.peak;
         if peak <= cap {
             return Ok(());
         }
+        let live = self.held.get();
         let requested = peak.saturating_sub(live);
         Err(LayerError::OutOfMemory(Refusal { requested, live, cap: Some(cap) }))
     }

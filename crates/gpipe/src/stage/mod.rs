@@ -99,7 +99,7 @@ impl Stage {
 
     /// Builds one stage with its parameters.
     fn build(config: StageConfig, device: Rc<StageDevice>) -> StageResult<Self> {
-        let parameters = Parameters::build(&config)?;
+        let parameters = Parameters::build(&config, &device)?;
         device.finish().map_err(in_operation("the device"))?;
         let replicas = config.replicas.as_ref().map(|replicas| replicas.stage(config.stage));
         let replicas = replicas.transpose().map_err(|error| LayerError::Value(error.to_string()));

@@ -86,6 +86,7 @@ impl ActiveStage<'_> {
         if self.config.interrupt.is_set() {
             return Err(in_operation("before a layer")(LayerError::Interrupted));
         }
+        self.device.begin_work().map_err(in_operation("memory"))?;
         if self.observers().next().is_none() {
             return Ok(None);
         }
@@ -102,6 +103,10 @@ impl ActiveStage<'_> {
         work: ProfiledOp,
         tensors: impl IntoIterator<Item = Option<&'t Tensor>>,
     ) -> StageResult<()> {
+        self.device.check_cap().map_err(|source| StageError::Layer {
+            layer: self.config.named.get(position).map_or(LOSS, |named| &named.name).to_owned(),
+            source,
+        })?;
         let Some(since) = since else { return Ok(()) };
         self.device.synchronize().map_err(in_operation("an observer"))?;
         let time = Nanos(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));

@@ -3,7 +3,7 @@
 use gpipe_core::LayerId;
 use tch::Tensor;
 
-use super::{config::StageConfig, recorder::LayerBytes, update::Updater};
+use super::{config::StageConfig, device::StageDevice, recorder::LayerBytes, update::Updater};
 use crate::{
     error::{LayerError, StageError},
     rng,
@@ -32,7 +32,7 @@ pub(crate) struct Parameters {
 
 impl Parameters {
     /// Creates the initial values of the stage's layers.
-    pub(super) fn build(config: &StageConfig) -> Result<Self, StageError> {
+    pub(super) fn build(config: &StageConfig, device: &StageDevice) -> Result<Self, StageError> {
         let trains = trains(config);
         let (mut masters, mut working) = (Vec::new(), Vec::new());
         for (position, layer) in config.named.iter().enumerate() {
@@ -40,7 +40,10 @@ impl Parameters {
             masters.push(Vec::with_capacity(layer.parameters.len()));
             working.push(Vec::with_capacity(layer.parameters.len()));
             for slot in 0..layer.parameters.len() {
-                let pair = initial(config, &masters, &working, id, slot);
+                let pair = device
+                    .begin_work()
+                    .and_then(|()| initial(config, &masters, &working, id, slot))
+                    .and_then(|pair| device.check_cap().map(|()| pair));
                 let named = |source| {
                     let source = match source {
                         LayerError::OutOfMemory(refusal) => {

@@ -7,6 +7,8 @@ pub mod memory;
 pub mod own_loss;
 pub mod views;
 
+use std::io::Write;
+
 use gpipe::{
     Accuracy, Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline,
     PipelineBuilder, Remat, RmsProp, Schedule, Sequence, TensorSpec,
@@ -14,6 +16,24 @@ use gpipe::{
     state::State,
 };
 use tch::{Device, Kind, Tensor};
+
+/// Whether the stages of this run are on GPUs (GPIPE_TEST_DEVICES), where a test that is about CPUs
+/// is left out. It writes the reason to the file that GPIPE_SKIP_LOG names.
+pub fn is_about_cpus(test: &str, why: &str) -> bool {
+    let on_gpus = std::env::var("GPIPE_TEST_DEVICES").is_ok_and(|all| all.contains("cuda"));
+    if on_gpus {
+        log_skipped(&format!("{test}, on GPUs: {why}"));
+    }
+    on_gpus
+}
+
+/// Adds a line to the file of skipped tests.
+pub fn log_skipped(line: &str) {
+    let Some(path) = std::env::var_os("GPIPE_SKIP_LOG") else { return };
+    let mut file = std::fs::OpenOptions::new().create(true).append(true).open(path).unwrap();
+    // In a single write, because tests run in parallel.
+    file.write_all(format!("{line}\n").as_bytes()).unwrap();
+}
 
 pub const VOCABULARY: i64 = 23;
 pub const LENGTH: i64 = 5;

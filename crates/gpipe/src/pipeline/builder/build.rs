@@ -377,11 +377,24 @@ impl PipelineBuilder {
         edges.filter_map(peer).collect()
     }
 
+    /// The cap of a device, in bytes. Devices that share a GPU share the sum of their caps: its
+    /// statistics do not tell them apart.
+    fn cap(&self, device: usize) -> Option<u64> {
+        let of = |device: usize| match self.caps.as_slice() {
+            [all] => Some(all.0),
+            caps => caps.get(device).map(|cap| cap.0),
+        };
+        let own = self.devices[device];
+        if own.gpu().is_none() {
+            return of(device);
+        }
+        (0..self.devices.len()).filter(|&other| self.devices[other] == own).map(of).sum()
+    }
+
     /// The configuration of one stage.
     fn stage_config(&self, stage: usize, edges: Edges, cut: &Cut) -> StageConfig {
         let (layers, placement) = (cut.ranges[stage].clone(), &cut.placement);
         let (last, device) = (stage + 1 == placement.len(), placement[stage]);
-        let cap = if self.caps.len() == 1 { self.caps.first() } else { self.caps.get(device) };
         StageConfig {
             stage: StageId::from_index(stage),
             last,
@@ -403,7 +416,7 @@ impl PipelineBuilder {
             seed: self.seed,
             precision: cut.precision,
             kernels: self.kernels,
-            cap: cap.map(|cap| cap.0),
+            cap: self.cap(device),
             max_norm: self.max_norm,
             keep_gradients: self.keep_gradients,
             threads: i32::try_from(self.threads).unwrap_or(1),

@@ -99,7 +99,7 @@ impl PipelineBuilder {
         Self {
             sequence,
             inputs: inputs.0,
-            devices: vec![Device::Cpu],
+            devices: Device::defaults(1),
             micro_batches: 1,
             schedule: Schedule::OneFOneB,
             balance: Balance::default(),
@@ -147,7 +147,7 @@ impl PipelineBuilder {
     /// stages on each device, this is the number of devices.
     #[must_use]
     pub fn stages(self, stages: usize) -> Self {
-        self.devices(vec![Device::Cpu; stages])
+        self.devices(Device::defaults(stages))
     }
 
     /// Sets the number of micro-batches (M) in a mini-batch. A mini-batch with fewer samples than
@@ -300,8 +300,8 @@ impl PipelineBuilder {
     /// The most bytes of tensors that a device may hold, all its stages together: one cap for all
     /// devices, or one per device.
     ///
-    /// On a CPU the allocator enforces the cap. On a GPU an action fails after it has exceeded the
-    /// cap.
+    /// On a CPU the allocator enforces the cap. On a GPU a layer fails after it has exceeded the
+    /// cap, and devices that share a GPU share the sum of their caps.
     #[must_use]
     pub fn memory_cap(mut self, caps: impl Into<Vec<Bytes>>) -> Self {
         self.caps = caps.into();
