@@ -115,7 +115,9 @@ impl Cluster {
         let group = joining
             .of_processes(group.map(|group| group.map_err(connect(what))), "the other processes")?;
         let longest_wait = deadline.saturating_mul(4);
-        let shared = Shared { rank, group, interrupt, longest_wait, deadline, address, watch };
+        let probing = Mutex::default();
+        let shared =
+            Shared { rank, group, interrupt, longest_wait, deadline, address, watch, probing };
         let shared = Arc::new(shared);
         let clock = {
             let shared = Arc::clone(&shared);

@@ -192,6 +192,9 @@ struct StageSums {
 
 impl StageSums {
     fn lost(&self, error: &gpipe_bridge::c10d::Error) -> PeerError {
+        // The stages of a process fail at once. The others wait for what the first one finds: their
+        // probes would find the ways to other processes in use, and take those for lost.
+        let _alone = self.shared.probing.lock().unwrap_or_else(PoisonError::into_inner);
         let lost = self.shared.failed();
         let lost = lost.or_else(|| Some(self.shared.lost(self.unreachable()?, error)));
         lost.unwrap_or_else(|| PeerError {

@@ -1,7 +1,10 @@
 //! What all parts of a cluster share: the connections, the deadlines, and the failure that all
 //! processes agree on.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, Group};
@@ -20,6 +23,8 @@ pub(crate) struct Shared {
     /// The address at which other processes reach this one.
     pub(crate) address: String,
     pub(crate) watch: Arc<Watch>,
+    /// Held while a thread probes which process is lost.
+    pub(crate) probing: Mutex<()>,
 }
 
 impl Shared {

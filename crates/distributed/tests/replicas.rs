@@ -255,27 +255,41 @@ fn fault_a_nan_in_one_replica_is_one_in_all() {
 
 #[test]
 fn fault_a_replica_that_leaves_ends_the_others() {
-    let deadline = Duration::from_secs(5);
     for (replicas, processes, leaves) in [(2, 2, 3), (3, 1, 1)] {
-        let errors = in_processes(replicas * processes, deadline, |cluster| {
-            let rank = cluster.rank();
-            let built = replicated(&cluster, replicas, builder(Features::plain(), 2, 2));
-            let mut pipeline = built.build().unwrap();
-            drop(cluster);
-            for step in 0.. {
-                if rank == leaves && step == 2 {
-                    return String::new();
-                }
-                let (inputs, targets) = batch(9, step);
-                if let Err(error) = pipeline.train_step(inputs, &targets) {
-                    return error.to_string();
-                }
+        assert_all_name_who_leaves(replicas, processes, leaves, 2);
+    }
+}
+
+/// The stages of a process lose a replica at once. Each probed the others, and one that found a
+/// probe in use took the process probed for the lost one. Many stages make that likely.
+#[test]
+fn regression_stages_that_lose_a_replica_at_once_name_it() {
+    for _ in 0..4 {
+        assert_all_name_who_leaves(3, 1, 1, 6);
+    }
+}
+
+/// Asserts that the process that leaves during training is named by all others.
+fn assert_all_name_who_leaves(replicas: usize, processes: usize, leaves: usize, stages: usize) {
+    let deadline = Duration::from_secs(5);
+    let errors = in_processes(replicas * processes, deadline, |cluster| {
+        let rank = cluster.rank();
+        let built = replicated(&cluster, replicas, builder(Features::plain(), stages, 2));
+        let mut pipeline = built.build().unwrap();
+        drop(cluster);
+        for step in 0.. {
+            if rank == leaves && step == 2 {
+                return String::new();
             }
-            String::new()
-        });
-        for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != leaves) {
-            let named = error.contains(&format!("rank {leaves}"));
-            assert!(named, "{replicas} replicas, rank {rank}: {error}");
+            let (inputs, targets) = batch(9, step);
+            if let Err(error) = pipeline.train_step(inputs, &targets) {
+                return error.to_string();
+            }
         }
+        String::new()
+    });
+    for (rank, error) in errors.iter().enumerate().filter(|(rank, _)| *rank != leaves) {
+        let named = error.contains(&format!("rank {leaves}"));
+        assert!(named, "{replicas} replicas, rank {rank}: {error}");
     }
 }
