@@ -40,8 +40,8 @@ pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed)
 }
 
-/// The text, in which every line tells whether GPUs are simulated.
-fn marked(text: fmt::Arguments<'_>) -> String {
+/// The text. If GPUs are simulated, every line says so.
+pub(crate) fn marked(text: fmt::Arguments<'_>) -> String {
     static ARE_SIMULATED: OnceLock<bool> = OnceLock::new();
     let text = text.to_string();
     match ARE_SIMULATED.get_or_init(gpipe::Device::gpus_are_simulated) {

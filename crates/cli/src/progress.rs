@@ -8,7 +8,7 @@ use std::{
 use gpipe::StepReport;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::output::{complain, is_quiet, say};
+use crate::output::{complain, is_quiet, marked, say};
 
 /// Time between two plain lines.
 const LINE_EVERY: Duration = Duration::from_secs(10);
@@ -40,7 +40,7 @@ impl Progress {
         }
         let bar = ProgressBar::new(steps);
         let template = "{bar:30} {pos}/{len} {msg} [{elapsed} < {eta}]";
-        if let Ok(style) = ProgressStyle::with_template(template) {
+        if let Ok(style) = ProgressStyle::with_template(&marked(format_args!("{template}"))) {
             bar.set_style(style);
         }
         Self { shown: Shown::Bar(bar), unit }
