@@ -57,7 +57,6 @@ fn build(lib: &Path) {
         Ok(status) => fail(&format!("the linker ended with {status}")),
         Err(error) => fail(&format!("cannot start the linker: {error}")),
     }
-    println!("cargo:rustc-env=GPIPE_SIMULATED_GPU_FOLDER={}", folder.display());
 }
 
 fn source(name: &str) -> PathBuf {

@@ -236,7 +236,7 @@ const bool is_ready = [] {
   c10::SetAllocator(c10::DeviceType::CUDA, device_allocator(), 100);
   struct sigaction action {};
   action.sa_sigaction = on_fault;
-  action.sa_flags = SA_SIGINFO;
+  action.sa_flags = SA_SIGINFO | SA_ONSTACK;
   sigaction(SIGSEGV, &action, nullptr);
   return true;
 }();

@@ -176,7 +176,9 @@ private:
     const std::size_t first = stack.size() - returns().size();
     for (std::size_t at = 0; at < returns().size(); at++) {
       c10::IValue &value = stack[first + at];
-      const c10::IValue *same = is_written(returns()[at]) ? written_argument(returns()[at]) : nullptr;
+      const c10::IValue *same = nullptr;
+      if (is_written(returns()[at]))
+        same = written_argument(returns()[at]);
       if (same != nullptr) {
         if (same->isTensor() && same->toTensor().is_cuda())
           take_size(same->toTensor(), value.toTensor());

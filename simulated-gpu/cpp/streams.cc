@@ -167,6 +167,8 @@ StreamNumber current_stream(int own) {
   return streams[own];
 }
 
-StreamNumber number_of(const Stream &stream) { return stream_at(stream.device_index(), stream.id()); }
+StreamNumber number_of(const Stream &stream) {
+  return stream_at(stream.device_index(), stream.id());
+}
 
 } // namespace simulated

@@ -106,6 +106,41 @@ fn counts_memory() {
 }
 
 #[test]
+fn oracle_what_a_program_asks_for_is_counted() {
+    passes("counts_what_is_asked_for");
+}
+
+#[test]
+#[ignore = "runs in a process of its own"]
+fn counts_what_is_asked_for() {
+    let counted = |work: &dyn Fn() -> Tensor| {
+        let before = device::simulated_counts();
+        let tensor = work();
+        let after = device::simulated_counts();
+        let counts = [
+            after.launches - before.launches,
+            after.allocations - before.allocations,
+            after.copies_in - before.copies_in,
+            after.copies_out - before.copies_out,
+            after.copies_across - before.copies_across,
+            after.host_waits - before.host_waits,
+        ];
+        (counts, tensor)
+    };
+    let host = data(&[4], Device::Cpu);
+    // Copies from and to memory that is not pinned wait.
+    let (counts, x) = counted(&|| host.to(GPU));
+    assert_eq!(counts, [1, 1, 1, 0, 0, 1]);
+    let (counts, _) = counted(&|| &x + &x);
+    assert_eq!(counts, [1, 1, 0, 0, 0, 0]);
+    let (counts, _) = counted(&|| x.to(Device::Cuda(1)));
+    assert_eq!(counts, [1, 1, 0, 0, 1, 0]);
+    let (counts, back) = counted(&|| x.to(Device::Cpu));
+    assert_eq!(counts, [1, 0, 0, 1, 0, 1]);
+    assert_eq!(back, host);
+}
+
+#[test]
 fn fault_what_cuda_refuses_is_refused() {
     passes("refuses_what_cuda_refuses");
 }

@@ -35,7 +35,8 @@ const BORDERS: &[(&str, &[&str])] = &[
 /// All problems of the tree at `root`.
 pub fn check(root: &Path) -> Vec<String> {
     let mut problems = Vec::new();
-    let rooms = ["crates", "xtask", "fuzz/src", "benchmarks/drivers/src", "python/src"];
+    let rooms =
+        ["crates", "xtask", "fuzz/src", "benchmarks/drivers/src", "python/src", "simulated-gpu"];
     for path in rooms.into_iter().flat_map(|room| sources(&root.join(room))) {
         let text = fs::read_to_string(&path).unwrap_or_default();
         let name = path.strip_prefix(root).unwrap_or(&path).display().to_string();

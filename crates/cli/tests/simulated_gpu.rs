@@ -98,6 +98,13 @@ fn fault_gpus_that_are_not_there_are_refused() {
     assert!(error.contains("GPIPE_SIMULATED_GPUS=many: give a number"), "{error}");
     let error = refused(&[("GPIPE_SIMULATED_GPU_MEMORY", "1GB")], "cuda:0");
     assert!(error.contains("GPIPE_SIMULATED_GPU_MEMORY=1GB: give the bytes"), "{error}");
+    // The simulator does not lie beside this copy of the program.
+    std::fs::copy(env!("CARGO_BIN_EXE_gpipe"), folder.path("gpipe")).unwrap();
+    let mut alone = Command::new(folder.path("gpipe"));
+    alone.args(run("alone", "cuda:0", &[])).current_dir(folder.path("."));
+    alone.env("GPIPE_SIMULATED_GPUS", "2").env_remove("LD_LIBRARY_PATH");
+    let error = String::from_utf8_lossy(&process::output(&mut alone).stderr).into_owned();
+    assert!(error.contains("run make simulated-gpu, or unset the variable"), "{error}");
     // Of the memory of the simulated GPU.
     let error = refused(&[("GPIPE_SIMULATED_GPU_MEMORY", "64KiB")], "cuda:0");
     assert!(error.contains("out of memory on the GPU") && error.contains("(simulated)"), "{error}");
