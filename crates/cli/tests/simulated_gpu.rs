@@ -114,4 +114,10 @@ fn fault_gpus_that_are_not_there_are_refused() {
     let error = String::from_utf8_lossy(&output.stderr);
     assert!(!output.status.success() && error.contains("layer '"), "{error}");
     assert!(error.contains("asked for") && error.contains("cap 128.0 KiB"), "{error}");
+    // In processes, each has a GPU 0 of its own.
+    let capped = run("apart", "cuda:0,cuda:0", &["--memory", "64KiB"]);
+    let launched = [&["launch", "--processes", "2", "--"], &capped[..]].concat();
+    let output = process::output(&mut command(&folder, &launched));
+    let error = String::from_utf8_lossy(&output.stderr);
+    assert!(!output.status.success() && error.contains("cap 64.0 KiB"), "{error}");
 }

@@ -377,6 +377,16 @@ impl PipelineBuilder {
         edges.filter_map(peer).collect()
     }
 
+    /// The devices of the pipeline that are the GPU of `device`, in order. None on a CPU, and none
+    /// of other processes, whose GPUs may have the same number.
+    fn on_its_gpu(&self, device: usize) -> impl Iterator<Item = usize> {
+        let (own, process) = (self.devices[device], self.process(device));
+        let is_it = move |&other: &usize| {
+            own.gpu().is_some() && self.devices[other] == own && self.process(other) == process
+        };
+        (0..self.devices.len()).filter(is_it)
+    }
+
     /// The cap of a device, in bytes. Devices that share a GPU share the sum of their caps: its
     /// statistics do not tell them apart.
     fn cap(&self, device: usize) -> Option<u64> {
@@ -384,11 +394,8 @@ impl PipelineBuilder {
             [all] => Some(all.0),
             caps => caps.get(device).map(|cap| cap.0),
         };
-        let own = self.devices[device];
-        if own.gpu().is_none() {
-            return of(device);
-        }
-        (0..self.devices.len()).filter(|&other| self.devices[other] == own).map(of).sum()
+        let others = self.on_its_gpu(device).filter(|&other| other != device);
+        others.map(of).fold(of(device), |sum, cap| Some(sum?.saturating_add(cap?)))
     }
 
     /// The configuration of one stage.
@@ -409,9 +416,8 @@ impl PipelineBuilder {
             peers: self.peers(stage, placement, &cut.topology),
             device: self.devices[device],
             first_on_device: !placement[..stage].contains(&device)
-                && !self.devices[..device].contains(&self.devices[device]),
-            shares_device: self.devices[device].gpu().is_some()
-                && self.devices.iter().filter(|own| **own == self.devices[device]).count() > 1,
+                && self.on_its_gpu(device).all(|other| other >= device),
+            shares_device: self.on_its_gpu(device).any(|other| other != device),
             remat: self.remat.of(stage),
             seed: self.seed,
             precision: cut.precision,
