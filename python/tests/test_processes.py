@@ -11,7 +11,7 @@ import pytest
 HERE = Path(__file__).parent
 
 
-def run(processes, *arguments):
+def run(processes, *arguments, script="train_in_processes.py"):
     """What the script printed, by rank."""
     command = [sys.executable]
     if processes > 1:
@@ -20,7 +20,7 @@ def run(processes, *arguments):
                     "127.0.0.1:0"]
     # c10d asks the name server for every address; see the guide on processes.
     own = dict(os.environ, RES_OPTIONS="timeout:1 attempts:2", OMP_NUM_THREADS="1")
-    found = subprocess.run([*command, str(HERE / "train_in_processes.py"), *map(str, arguments)],
+    found = subprocess.run([*command, str(HERE / script), *map(str, arguments)],
                            text=True, capture_output=True, timeout=300, env=own, cwd=HERE)
     assert found.returncode == 0, found.stdout + found.stderr
     lines = [json.loads(line) for line in found.stdout.splitlines() if line.startswith("{")]
@@ -35,3 +35,10 @@ def test_processes_have_the_bits_of_threads(schedule, tmp_path):
     for own in several:
         for key in ("losses", "weights", "evaluation", "restored"):
             assert own[key] == one[key], key
+
+
+def test_the_error_of_another_process_is_its_own_kind():
+    first, second = run(2, script="fail_in_processes.py")
+    assert "LookupError" in second["seen"] and "no such thing" in second["seen"]
+    assert first["seen"][:2] == ["PeerError", "StepError"]
+    assert "rank 1" in first["seen"][-1] and "no such thing" in first["seen"][-1]
