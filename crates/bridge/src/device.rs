@@ -28,7 +28,8 @@ pub fn is_simulated() -> Result<bool> {
         Simulation::Loaded => Ok(true),
         _ => Err(Error(format!(
             "{SIMULATED_GPUS} is set, and there is no simulated-gpu/libtorch_cuda.so beside the \
-             program: run make simulated-gpu, or unset the variable"
+             program: cargo build --release --package gpipe-simulated-gpu puts it there; or unset \
+             the variable"
         ))),
     }
 }

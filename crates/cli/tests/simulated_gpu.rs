@@ -104,7 +104,10 @@ fn fault_gpus_that_are_not_there_are_refused() {
     alone.args(run("alone", "cuda:0", &[])).current_dir(folder.path("."));
     alone.env("GPIPE_SIMULATED_GPUS", "2").env_remove("LD_LIBRARY_PATH");
     let error = String::from_utf8_lossy(&process::output(&mut alone).stderr).into_owned();
-    assert!(error.contains("run make simulated-gpu, or unset the variable"), "{error}");
+    assert!(
+        error.contains("--package gpipe-simulated-gpu puts it there; or unset the variable"),
+        "{error}"
+    );
     // Of the memory of the simulated GPU.
     let error = refused(&[("GPIPE_SIMULATED_GPU_MEMORY", "64KiB")], "cuda:0");
     assert!(error.contains("out of memory on the GPU") && error.contains("(simulated)"), "{error}");
