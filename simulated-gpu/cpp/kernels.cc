@@ -78,8 +78,9 @@ void copy_between(Tensor &self, const Tensor &source) {
   target.copy_(views.of(source));
 }
 
-// Under the lock, because it opens pinned memory for the time of the copy.
-void copy_in(Tensor &self, const Tensor &source, bool non_blocking) {
+// Under the lock, because it opens pinned memory for the time of the copy. Returns whether the host
+// waits for it.
+bool copy_in(Tensor &self, const Tensor &source, bool non_blocking) {
   Lock lock(mutex());
   const StreamNumber stream = stream_for(self);
   PinnedCopy pinned(source.storage().data(), stream, PinnedCopy::Direction::FromHost);
@@ -90,11 +91,10 @@ void copy_in(Tensor &self, const Tensor &source, bool non_blocking) {
   const bool in_background = non_blocking && is_pinned(source.storage().data());
   pinned.done(in_background);
   // Memory that is not pinned is read before the call ends.
-  if (!in_background)
-    host_waits(recorded(stream));
+  return !in_background;
 }
 
-void copy_out(Tensor &self, const Tensor &source, bool non_blocking) {
+bool copy_out(Tensor &self, const Tensor &source, bool non_blocking) {
   Lock lock(mutex());
   const StreamNumber stream = stream_for(source);
   PinnedCopy pinned(self.storage().data(), stream, PinnedCopy::Direction::ToHost);
@@ -103,20 +103,29 @@ void copy_out(Tensor &self, const Tensor &source, bool non_blocking) {
   self.copy_(Views().of(source));
   const bool in_background = non_blocking && is_pinned(self.storage().data());
   pinned.done(in_background);
-  if (!in_background)
-    host_waits(recorded(stream));
+  return !in_background;
 }
 
 Tensor &copy_(Tensor &self, const Tensor &source, bool non_blocking) {
   if (self.numel() == 0)
     return self;
   c10::impl::ExcludeDispatchKeyGuard below(c10::autograd_dispatch_keyset_with_ADInplaceOrView);
+  const Tensor &here = self.is_cuda() ? self : source;
+  bool waits = false;
   if (self.is_cuda() && source.is_cuda())
     copy_between(self, source);
   else if (self.is_cuda())
-    copy_in(self, source, non_blocking);
+    waits = copy_in(self, source, non_blocking);
   else
-    copy_out(self, source, non_blocking);
+    waits = copy_out(self, source, non_blocking);
+  if (waits) {
+    Clock copied;
+    {
+      Lock lock(mutex());
+      copied = recorded(stream_for(here));
+    }
+    host_waits(copied);
+  }
   return self;
 }
 

@@ -71,16 +71,21 @@ private:
 
   // Takes the arguments, and enters the kernel into its stream.
   StreamNumber enter() {
-    Lock lock(mutex());
-    take_arguments();
-    if (device < 0)
-      device = current_device();
-    const StreamNumber stream = current_stream(device);
-    if (!is_view()) {
+    StreamNumber stream = 0;
+    Clock before;
+    {
+      Lock lock(mutex());
+      take_arguments();
+      if (device < 0)
+        device = current_device();
+      stream = current_stream(device);
+      if (is_view())
+        return stream;
       launch(stream, name, reads, writes);
-      if (is_among(kHostLooks, name))
-        host_waits(recorded(stream));
+      before = recorded(stream);
     }
+    if (is_among(kHostLooks, name))
+      host_waits(before);
     return stream;
   }
 
@@ -202,12 +207,13 @@ TORCH_LIBRARY_IMPL(_, CUDA, m) {
 }
 
 // libtorch would make these of other operators, of which some exist for CUDA alone, or of more
-// kernels than CUDA takes.
+// kernels than CUDA takes, or with a result of another shape than the CPU's kernel takes.
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   for (const char *name :
        {"convolution", "convolution_overrideable", "convolution_backward",
         "convolution_backward_overrideable", "native_layer_norm", "native_group_norm",
-        "silu_backward", "mish_backward", "all.dims", "any.dims", "addr"})
+        "silu_backward", "mish_backward", "all.dims", "any.dims", "addr", "mse_loss",
+        "smooth_l1_loss"})
     m.impl(name, torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());
 }
 

@@ -2,8 +2,10 @@
 #include "pinned.h"
 #include "settings.h"
 #include <algorithm>
+#include <chrono>
 #include <cstdio>
 #include <cstdlib>
+#include <thread>
 #include <unistd.h>
 
 namespace simulated {
@@ -14,7 +16,8 @@ struct Stream {
   int device = 0;
   int64_t index = 0;
   uint64_t kernels = 0;
-  Clock before; // what its next kernel comes after
+  uint64_t hangs_at = 0; // its first kernel that never ends; 0: none
+  Clock before;          // what its next kernel comes after
 };
 
 std::vector<Stream> &streams() {
@@ -34,6 +37,12 @@ std::vector<StreamNumber> &streams_on(int device) {
 Clock &host() {
   static auto *clock = new Clock;
   return *clock;
+}
+
+// How many kernels the device that will hang was given.
+uint64_t &kernels_of_hanging() {
+  static uint64_t count = 0;
+  return count;
 }
 
 std::string name(StreamNumber number) {
@@ -109,6 +118,9 @@ void launch(StreamNumber number, const std::string &operation, const std::vector
   Stream &stream = streams()[number];
   counts().launches++;
   stream.kernels++;
+  if (stream.device == settings().hanging && ++kernels_of_hanging() >= settings().hangs_at &&
+      stream.hangs_at == 0)
+    stream.hangs_at = stream.kernels;
   stream.before.join(host());
   stream.before.set(number, stream.kernels);
   for (Uses *uses : reads) {
@@ -142,9 +154,27 @@ Clock recorded(StreamNumber number) {
 
 void wait(StreamNumber stream, const Clock &clock) { streams()[stream].before.join(clock); }
 
+bool ends(const Clock &clock) {
+  for (StreamNumber number = 0; number < streams().size(); number++)
+    if (const uint64_t hangs_at = streams()[number].hangs_at)
+      if (clock.of(number) >= hangs_at)
+        return false;
+  return true;
+}
+
 void host_waits(const Clock &clock) {
-  counts().host_waits++;
-  host_learns(clock);
+  for (bool waits = true; waits;) {
+    {
+      Lock lock(mutex());
+      waits = !ends(clock);
+      if (!waits) {
+        counts().host_waits++;
+        host_learns(clock);
+      }
+    }
+    if (waits)
+      std::this_thread::sleep_for(std::chrono::milliseconds(10));
+  }
 }
 
 void host_learns(const Clock &clock) {

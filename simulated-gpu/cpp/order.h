@@ -64,7 +64,9 @@ void made(StreamNumber stream, const std::string &operation, Uses &uses);
 Clock recorded(StreamNumber stream);
 // The stream's next kernel waits for this.
 void wait(StreamNumber stream, const Clock &clock);
-// The host waited for this.
+// Whether all of this will ever be done: no kernel of it hangs.
+bool ends(const Clock &clock);
+// The host waits for this. The caller must not hold the mutex, because the wait may never end.
 void host_waits(const Clock &clock);
 // The host found out that this is done, without waiting.
 void host_learns(const Clock &clock);

@@ -66,10 +66,26 @@ bool Settings::ignores(Wait wait) const {
   return false;
 }
 
+namespace {
+
+Settings read() {
+  Settings all;
+  all.devices = devices();
+  all.memory = memory();
+  all.log = text("GPIPE_SIMULATED_GPU_LOG");
+  all.ignored = text("GPIPE_SIMULATED_GPU_IGNORES");
+  const char *name = "GPIPE_SIMULATED_GPU_HANGS", *value = std::getenv(name);
+  unsigned long long kernel = 0;
+  if (value != nullptr && std::sscanf(value, "%d:%llu", &all.hanging, &kernel) != 2)
+    refuse(name, value, "give a device and the number of its first kernel that hangs: 1:500");
+  all.hangs_at = kernel;
+  return all;
+}
+
+} // namespace
+
 const Settings &settings() {
-  static const Settings *all =
-      new Settings{devices(), memory(), text("GPIPE_SIMULATED_GPU_LOG"),
-                   text("GPIPE_SIMULATED_GPU_IGNORES")};
+  static const Settings *all = new Settings(read());
   return *all;
 }
 

@@ -95,20 +95,18 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     streams[own.device_index()] = number_of(own);
     return stream_of(before);
   }
-  bool queryStream(const Stream &own) const override {
-    synchronizeStream(own);
-    return true;
-  }
+  bool queryStream(const Stream &own) const override { return learn(clock_of(own)); }
   void synchronizeStream(const Stream &own) const override {
-    Lock lock(mutex());
     if (!settings().ignores(Wait::StreamSynchronize))
-      host_waits(recorded(number_of(own)));
+      host_waits(clock_of(own));
   }
   void synchronizeDevice(DeviceIndex own) const override {
-    Lock lock(mutex());
     Clock all;
-    for (int64_t at = 0; at < streams_of(own); at++)
-      all.join(recorded(stream_at(own, at)));
+    {
+      Lock lock(mutex());
+      for (int64_t at = 0; at < streams_of(own); at++)
+        all.join(recorded(stream_at(own, at)));
+    }
     host_waits(all);
   }
 
@@ -126,13 +124,9 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     wait(number_of(own), static_cast<Event *>(event)->clock);
   }
   bool queryEvent(void *event) const override {
-    Lock lock(mutex());
-    if (event != nullptr)
-      host_learns(static_cast<Event *>(event)->clock);
-    return true;
+    return event == nullptr || learn(static_cast<Event *>(event)->clock);
   }
   void synchronizeEvent(void *event) const override {
-    Lock lock(mutex());
     if (event != nullptr && !settings().ignores(Wait::EventSynchronize))
       host_waits(static_cast<Event *>(event)->clock);
   }
@@ -146,6 +140,20 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void recordDataPtrOnStream(const c10::DataPtr &data, const Stream &own) const override {
     device_allocator()->recordStream(data, own);
+  }
+
+private:
+  static Clock clock_of(const Stream &own) {
+    Lock lock(mutex());
+    return recorded(number_of(own));
+  }
+  // Whether it is done.
+  static bool learn(const Clock &clock) {
+    Lock lock(mutex());
+    if (!ends(clock))
+      return false;
+    host_learns(clock);
+    return true;
   }
 };
 

@@ -4,18 +4,25 @@ use std::process::{Command, Output};
 
 /// Runs the ignored test `scenario` of this binary on two simulated GPUs of 1 GiB. `ignores` is a
 /// kind of wait that the simulator takes as not asked for.
+#[allow(dead_code)]
 pub fn run(scenario: &str, ignores: &str) -> Output {
+    run_with(scenario, &[("GPIPE_SIMULATED_GPU_IGNORES", ignores)])
+}
+
+/// The same with these environment variables.
+pub fn run_with(scenario: &str, variables: &[(&str, &str)]) -> Output {
     Command::new(std::env::current_exe().unwrap())
         .args([scenario, "--exact", "--ignored", "--nocapture", "--test-threads=1"])
         .env("GPIPE_SIMULATED_GPUS", "2")
         .env("GPIPE_SIMULATED_GPU_MEMORY", "1GiB")
-        .env("GPIPE_SIMULATED_GPU_IGNORES", ignores)
         .env_remove("GPIPE_SIMULATED_GPU_LOG")
+        .envs(variables.iter().copied())
         .output()
         .unwrap()
 }
 
 /// Asserts that the scenario ends without a report.
+#[allow(dead_code)]
 pub fn passes(scenario: &str) {
     let output = run(scenario, "");
     let text = String::from_utf8_lossy(&output.stderr);
