@@ -62,12 +62,19 @@ DeviceStream pack(c10::Stream stream) { return DeviceStream{stream.device_index(
 } // namespace
 
 struct DeviceEvent::Impl {
-  c10::Event event{kGpu};
+  c10::Event event;
 };
-DeviceEvent::DeviceEvent() : impl(std::make_unique<Impl>()) {}
+// An event that keeps its time costs more to record.
+DeviceEvent::DeviceEvent(bool timed)
+    : impl(std::make_unique<Impl>(Impl{c10::Event(
+          kGpu, timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT)})) {}
 DeviceEvent::~DeviceEvent() = default;
 void DeviceEvent::block(DeviceStream stream) const { impl->event.block(unpack(stream)); }
 void DeviceEvent::synchronize() const { impl->event.synchronize(); }
+bool DeviceEvent::is_done() const { return impl->event.query(); }
+double DeviceEvent::ms_since(const DeviceEvent &earlier) const {
+  return earlier.impl->event.elapsedTime(impl->event);
+}
 
 bool has_cuda() { return cuda_part != nullptr; }
 
@@ -107,8 +114,8 @@ void synchronize_stream(DeviceStream stream) {
   c10::impl::VirtualGuardImpl(kGpu).synchronizeStream(unpack(stream));
 }
 
-std::unique_ptr<DeviceEvent> record_event(DeviceStream stream) {
-  auto event = std::make_unique<DeviceEvent>();
+std::unique_ptr<DeviceEvent> record_event(DeviceStream stream, bool timed) {
+  auto event = std::make_unique<DeviceEvent>(timed);
   event->impl->event.record(unpack(stream));
   return event;
 }
@@ -119,7 +126,6 @@ Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
   c10::StreamGuard guard(unpack(stream));
   at::Tensor copy;
   if (to < 0) {
-    // keeps the strides
     copy = at::empty_like(source, source.options().device(at::kCPU).pinned_memory(true));
     copy.copy_(source, /*non_blocking=*/true);
   } else {
@@ -127,6 +133,23 @@ Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
   }
   source.record_stream(unpack(stream)); // prevents reuse of its memory before the copy is done
   return give(std::move(copy));
+}
+
+// Copies a CPU tensor to a GPU, on the current stream, from pinned memory: the call does not wait
+// for the copy. The memory stays pinned until then.
+Address upload(Address tensor, int32_t device) {
+  const at::Tensor &source = borrow(tensor);
+  at::Tensor pinned = source;
+  if (!source.is_pinned()) {
+    pinned = at::empty_like(source, source.options().pinned_memory(true)); // keeps the strides
+    pinned.copy_(source);
+  }
+  return give(pinned.to(gpu(device), /*non_blocking=*/true));
+}
+
+Address upload_on_stream(Address tensor, DeviceStream stream) {
+  c10::StreamGuard guard(unpack(stream));
+  return upload(tensor, stream.device);
 }
 
 void record_use(Address tensor, DeviceStream stream) {

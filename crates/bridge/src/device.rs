@@ -1,6 +1,8 @@
 //! Streams, events and memory of GPUs. Without a GPU, or without CUDA in libtorch, [`count`] is 0,
 //! and streams, events and statistics return errors.
 
+use std::time::Duration;
+
 use tch::Tensor;
 
 pub use crate::ffi::bridged::SimulatedCounts;
@@ -79,7 +81,15 @@ impl Stream {
     /// # Errors
     /// libtorch's errors.
     pub fn record(self) -> Result<Event> {
-        Ok(Event(bridged::record_event(self.0)?))
+        Ok(Event(bridged::record_event(self.0, false)?))
+    }
+
+    /// As [`record`](Self::record), with the time at which the event completes.
+    ///
+    /// # Errors
+    /// libtorch's errors.
+    pub fn record_timed(self) -> Result<TimedEvent> {
+        Ok(TimedEvent(Event(bridged::record_event(self.0, true)?)))
     }
 
     /// Copies `tensor` from this stream's GPU to GPU `to` (`None`: to pinned CPU memory). The copy
@@ -91,6 +101,17 @@ impl Stream {
         let to = to.map_or(Ok(-1), i32::try_from).map_err(|error| Error(error.to_string()))?;
         // SAFETY: the tensor at this address is borrowed for the whole call.
         let copy = unsafe { bridged::copy_on_stream(address(tensor), self.0, to) }?;
+        adopt(copy).ok_or_else(|| Error("a copy gave no tensor".into()))
+    }
+
+    /// Copies `tensor` from the CPU to this stream's GPU. The caller does not wait: the tensor goes
+    /// through pinned memory. The copy is complete when an event recorded afterwards is.
+    ///
+    /// # Errors
+    /// Out of memory.
+    pub fn upload(self, tensor: &Tensor) -> Result<Tensor> {
+        // SAFETY: the tensor at this address is borrowed for the whole call.
+        let copy = unsafe { bridged::upload_on_stream(address(tensor), self.0) }?;
         adopt(copy).ok_or_else(|| Error("a copy gave no tensor".into()))
     }
 
@@ -128,12 +149,64 @@ impl Event {
     pub fn synchronize(&self) -> Result<()> {
         Ok(self.0.synchronize()?)
     }
+
+    /// Whether the stream has reached this point. It does not wait.
+    ///
+    /// # Errors
+    /// A kernel failed.
+    pub fn is_done(&self) -> Result<bool> {
+        Ok(self.0.is_done()?)
+    }
+}
+
+/// An [`Event`] with its time.
+#[derive(Debug)]
+pub struct TimedEvent(Event);
+
+impl TimedEvent {
+    /// Whether the stream has reached this point. It does not wait.
+    ///
+    /// # Errors
+    /// A kernel failed.
+    pub fn is_done(&self) -> Result<bool> {
+        self.0.is_done()
+    }
+
+    /// Waits for this point in the calling thread.
+    ///
+    /// # Errors
+    /// A kernel failed.
+    pub fn synchronize(&self) -> Result<()> {
+        self.0.synchronize()
+    }
+
+    /// The time from `earlier`, on the same GPU, to this point. Both must be done.
+    ///
+    /// # Errors
+    /// One of them is not done, or a kernel failed.
+    pub fn since(&self, earlier: &Self) -> Result<Duration> {
+        let ms = self.0.0.ms_since(&earlier.0.0)?;
+        Ok(Duration::try_from_secs_f64(ms / 1e3).unwrap_or_default())
+    }
 }
 
 impl std::fmt::Debug for Event {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.write_str("Event")
     }
+}
+
+/// Copies `tensor` from the CPU to `device`, on the thread's current stream. The caller does not
+/// wait: to a GPU the tensor goes through pinned memory.
+///
+/// # Errors
+/// Out of memory.
+pub fn upload(tensor: &Tensor, device: tch::Device) -> Result<Tensor> {
+    let tch::Device::Cuda(device) = device else { return Ok(tensor.shallow_clone()) };
+    let device = i32::try_from(device).map_err(|error| Error(error.to_string()))?;
+    // SAFETY: the tensor at this address is borrowed for the whole call.
+    let copy = unsafe { bridged::upload(address(tensor), device) }?;
+    adopt(copy).ok_or_else(|| Error("a copy gave no tensor".into()))
 }
 
 /// Makes libtorch prefer deterministic kernels, and warn where it has none; `false` allows any

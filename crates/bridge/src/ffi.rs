@@ -152,6 +152,8 @@ pub(crate) mod bridged {
         type DeviceEvent;
         fn block(self: &DeviceEvent, stream: DeviceStream) -> Result<()>;
         fn synchronize(self: &DeviceEvent) -> Result<()>;
+        fn is_done(self: &DeviceEvent) -> Result<bool>;
+        fn ms_since(self: &DeviceEvent, earlier: &DeviceEvent) -> Result<f64>;
         fn has_cuda() -> bool;
         fn simulation() -> Simulation;
         fn simulated_counts() -> SimulatedCounts;
@@ -159,8 +161,10 @@ pub(crate) mod bridged {
         fn new_stream(device: i32) -> Result<DeviceStream>;
         fn enter_stream(stream: DeviceStream) -> Result<()>;
         fn synchronize_stream(stream: DeviceStream) -> Result<()>;
-        fn record_event(stream: DeviceStream) -> Result<UniquePtr<DeviceEvent>>;
+        fn record_event(stream: DeviceStream, timed: bool) -> Result<UniquePtr<DeviceEvent>>;
         unsafe fn copy_on_stream(tensor: usize, stream: DeviceStream, to: i32) -> Result<usize>;
+        unsafe fn upload(tensor: usize, device: i32) -> Result<usize>;
+        unsafe fn upload_on_stream(tensor: usize, stream: DeviceStream) -> Result<usize>;
         unsafe fn record_use(tensor: usize, stream: DeviceStream) -> Result<()>;
         fn prefer_deterministic_kernels(prefer: bool) -> Result<()>;
         fn gpu_stats(device: i32) -> Result<MemoryStats>;

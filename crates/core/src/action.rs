@@ -85,6 +85,11 @@ pub enum Direction {
 }
 
 impl Op {
+    /// Whether this is a send or a receive.
+    pub fn communicates(self) -> bool {
+        matches!(self, Op::Send(_) | Op::Receive(_))
+    }
+
     /// The micro-batch that a compute action works on.
     pub fn computes(self) -> Option<MicroBatch> {
         match self {

@@ -287,8 +287,7 @@ fn balanced_costs(program: &Program, own: &Costs) -> Costs {
 pub fn overlap(timeline: &Timeline) -> Nanos {
     let mut changes: Vec<(u64, i32)> = Vec::new();
     for timed in timeline.devices.iter().flatten() {
-        let communicates = matches!(timed.action.op, Op::Send(_) | Op::Receive(_));
-        if !communicates && timed.end > timed.start {
+        if !timed.action.op.communicates() && timed.end > timed.start {
             changes.push((timed.start.0, 1));
             changes.push((timed.end.0, -1));
         }

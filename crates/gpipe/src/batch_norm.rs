@@ -6,6 +6,7 @@
 //! The running averages therefore do not depend on K, schedule or re-materialization, and a failed
 //! step leaves them unchanged.
 
+use gpipe_bridge::device::upload;
 use gpipe_core::MicroBatch;
 use tch::{Kind, Tensor};
 
@@ -178,7 +179,7 @@ pub(crate) fn combine(
     let (means, inverses) = (stacked(|seen| &seen.mean)?, stacked(|seen| &seen.inverse)?);
     let counts: Vec<f64> = all.iter().map(|(_, seen)| seen.count as f64).collect();
     let total: i64 = all.iter().map(|(_, seen)| seen.count).sum();
-    let counts = Tensor::f_from_slice(&counts)?.f_to_device(device)?.f_unsqueeze(1)?;
+    let counts = upload(&Tensor::f_from_slice(&counts)?, device)?.f_unsqueeze(1)?;
     let sum = |values: Tensor| values.f_sum_dim_intlist(0_i64, false, Kind::Double);
     let mean = sum(means.f_mul(&counts)?)?.f_div_scalar(total as f64)?;
     // variance = 1 / inverse^2 - eps, clamped at 0 because rounding may make it negative. The

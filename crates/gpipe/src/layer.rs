@@ -41,6 +41,7 @@ use crate::{
     batch_norm::{BatchNorm, BatchStatistics, batch_norm},
     cache::Cache,
     error::LayerError,
+    inspect::Inspections,
     rng::Random,
     spec::TensorSpec,
     tape::{Tape, Var},
@@ -191,6 +192,7 @@ pub struct Forward<'a> {
     pub(crate) statistics: Vec<BatchStatistics>,
     /// The layer's cache, while decoding.
     pub(crate) cache: Option<Cache>,
+    pub(crate) inspections: Inspections,
 }
 
 impl Forward<'_> {
@@ -303,6 +305,24 @@ impl Forward<'_> {
         let (y, statistics) = batch_norm(parameter, self.training, first, norm, x)?;
         self.statistics.extend(statistics);
         Ok(y)
+    }
+
+    /// Calls `check` with the elements of `values`: a tensor on the CPU with one dimension. It is
+    /// float64, or int64 for integers and truth values.
+    ///
+    /// On a CPU this happens at once. On a GPU it happens after the step's work, before anything is
+    /// updated or returned, so that the layer does not wait for the GPU. Until then the layer goes
+    /// on with what it has. It must replace an index out of range, which would make the GPU
+    /// unusable for the process.
+    ///
+    /// # Errors
+    /// Errors of libtorch. Those of `check` fail the step, with the layer's name.
+    pub fn inspect(
+        &self,
+        values: &Tensor,
+        check: impl FnOnce(&Tensor) -> Result<(), LayerError> + 'static,
+    ) -> Result<(), LayerError> {
+        self.inspections.add(values, check)
     }
 
     /// The layer's cache of earlier positions, or `None` outside decoding. While decoding, the

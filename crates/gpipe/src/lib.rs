@@ -59,6 +59,7 @@ mod function;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guard;
+mod inspect;
 mod interrupt;
 pub mod layer;
 pub mod layers;

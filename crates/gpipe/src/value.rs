@@ -25,6 +25,11 @@ impl Value {
         Self { tensors, ready: Some(ready) }
     }
 
+    /// The event to wait for before using the tensors.
+    pub(crate) fn ready(&self) -> Option<&Event> {
+        self.ready.as_ref()
+    }
+
     /// Returns the tensors, and the event to wait for before using them.
     pub fn into_parts(self) -> (Vec<Option<Tensor>>, Option<Event>) {
         (self.tensors, self.ready)

@@ -126,3 +126,100 @@ fn gpu_memory_is_reported_and_a_cap_is_an_error_that_names_the_stage() {
     assert!(error.is_out_of_memory() && error.layer().is_some(), "{error}");
     assert!(!error.to_string().contains("0 B asked for"), "{error}");
 }
+
+/// The thread of a stage waits for its GPU at the ends of a step and where a number decides how the
+/// step goes on. None of that depends on the number of micro-batches or layers.
+#[test]
+fn gpu_waits_of_a_step_do_not_depend_on_its_micro_batches() {
+    if skipped("gpu_waits_of_a_step_do_not_depend_on_its_micro_batches") {
+        return;
+    }
+    if !Device::gpus_are_simulated() {
+        log_skipped(
+            "gpu_waits_of_a_step_do_not_depend_on_its_micro_batches: only simulated GPUs count",
+        );
+        return;
+    }
+    let last = Device::Cuda(Device::gpus() - 1);
+    let plain = Features::plain();
+    for features in [
+        Features { skip: true, dropout: 0.2, tied: true, ..plain },
+        Features { batch_norm: true, ..plain },
+    ] {
+        for remat in [Remat::Never, Remat::Always] {
+            let run = Run { stages: 2, remat, ..Run::plain() };
+            let waits = |micro_batches| {
+                let builder = run.builder(model(features), micro_batches);
+                let mut pipeline = features.build(builder).devices([GPU, last]).build().unwrap();
+                let (inputs, targets) = batch(7, 1);
+                pipeline.train_step(&inputs, &targets).unwrap();
+                let before = gpipe_bridge::device::simulated_counts().host_waits;
+                pipeline.train_step(&inputs, &targets).unwrap();
+                gpipe_bridge::device::simulated_counts().host_waits - before
+            };
+            // The beginning, the norm, what is read at the end, and the end, of each GPU. One batch
+            // norm here counts its mini-batches, to weigh them equally.
+            let most = 2 * 4 + u64::from(features.batch_norm);
+            assert!(waits(2) <= most, "{remat}: {} waits", waits(2));
+            assert_eq!(waits(7), waits(2), "{remat}");
+        }
+    }
+}
+
+/// Times come from the GPU's events. They are those of a timeline: one action after the other, and
+/// no message before it was sent.
+#[test]
+fn gpu_times_of_a_step_are_a_timeline() {
+    if skipped("gpu_times_of_a_step_are_a_timeline") {
+        return;
+    }
+    let last = Device::Cuda(Device::gpus() - 1);
+    let run = Run { stages: 3, ..Run::plain() };
+    let devices = [GPU, last, Device::Cpu];
+    let mut pipeline = run.builder(model(Features::plain()), 4).devices(devices).build().unwrap();
+    let (inputs, targets) = batch(8, 1);
+    for _ in 0..3 {
+        let start = std::time::Instant::now();
+        let report = pipeline.train_step(&inputs, &targets).unwrap();
+        assert!(u128::from(report.timeline.makespan.0) <= start.elapsed().as_nanos());
+        for actions in &report.timeline.devices {
+            assert!(actions.iter().all(|timed| timed.start <= timed.end));
+            assert!(actions.windows(2).all(|pair| pair[0].end <= pair[1].start));
+            let computes = actions.iter().filter(|timed| timed.action.op.computes().is_some());
+            assert!(computes.clone().count() >= 8);
+            assert!(computes.clone().all(|timed| timed.end > timed.start));
+        }
+    }
+}
+
+/// What a layer finds wrong with a value on a GPU is known after the step's work. It fails the step
+/// before anything is updated, and names the micro-batch.
+#[test]
+fn gpu_values_out_of_range_fail_the_step_and_change_nothing() {
+    if skipped("gpu_values_out_of_range_fail_the_step_and_change_nothing") {
+        return;
+    }
+    let last = Device::Cuda(Device::gpus() - 1);
+    let run = Run { stages: 2, ..Run::plain() };
+    let builder = run.builder(model(Features::plain()), 4);
+    let mut pipeline = builder.devices([GPU, last]).build().unwrap();
+    let (inputs, targets) = batch(8, 1);
+    pipeline.train_step(&inputs, &targets).unwrap();
+    let before = common::flat(&mut pipeline);
+    for (what, micro_batch) in [("token", 2), ("target", 3)] {
+        let wrong = |good: &tch::Tensor, is_it: bool| {
+            let wrong = good.copy();
+            if is_it {
+                let _ = wrong.narrow(0, 2 * micro_batch, 1).fill_(999);
+            }
+            wrong
+        };
+        let (x, y) = (wrong(&inputs, what == "token"), wrong(&targets, what == "target"));
+        let error = pipeline.train_step(&x, &y).unwrap_err().to_string();
+        for part in [what, "999", &format!("micro-batch {micro_batch}")] {
+            assert!(error.contains(part), "no '{part}' in: {error}");
+        }
+        assert_same_bits(&common::flat(&mut pipeline), &before, what);
+    }
+    pipeline.train_step(&inputs, &targets).unwrap();
+}

@@ -348,7 +348,13 @@ fn oracle_events_tell_the_memory_of_layers() {
             reports.map(|own| own.devices.iter().map(|own| own.peak).collect::<Vec<_>>())
         };
         let grown = Arc::new(Mutex::new(BTreeMap::new()));
-        assert_eq!(peaks(Some(Weighs(Arc::clone(&grown)))), peaks(None), "{remat}");
+        let (observed, plain) = (peaks(Some(Weighs(Arc::clone(&grown)))), peaks(None));
+        // Where nobody looks, a GPU keeps the loss of each micro-batch, in 8 bytes, until it is
+        // read at the end of the step.
+        let unread = if common::on_gpus() { 3 * 8 } else { 0 };
+        for (observed, plain) in observed.iter().flatten().zip(plain.iter().flatten()) {
+            assert!((observed.0..=observed.0 + unread).contains(&plain.0), "{observed} {plain}");
+        }
         let grown = grown.lock().unwrap();
         assert_eq!(grown.len(), 4);
         for (layer, (bytes, keeps)) in grown.iter() {

@@ -1,7 +1,8 @@
 //! Signs of life. Every deadline counts from the last sign of the worker that is waited for.
 //!
 //! A slow pipeline is therefore never mistaken for a dead one: a waiting worker still beats, and a
-//! worker inside a kernel does not.
+//! worker inside a kernel does not. Nor does a worker whose GPU does not come on with what it was
+//! given.
 
 use std::{
     sync::atomic::{AtomicU64, Ordering},
@@ -26,6 +27,8 @@ struct Pulse {
     progress: AtomicU64,
     /// Position in the device's list.
     position: AtomicU64,
+    /// Actions before that position that the device had not done when it was last looked at.
+    open: AtomicU64,
 }
 
 impl Pulses {
@@ -35,6 +38,7 @@ impl Pulses {
             beat: AtomicU64::new(0),
             progress: AtomicU64::new(0),
             position: AtomicU64::new(IDLE),
+            open: AtomicU64::new(0),
         };
         Self { origin: Instant::now(), devices: (0..devices).map(|_| pulse()).collect() }
     }
@@ -71,6 +75,18 @@ impl Pulses {
             pulse.progress.store(now, Ordering::Relaxed);
             pulse.position.store(position.map_or(IDLE, |p| p as u64), Ordering::Relaxed);
         }
+    }
+
+    /// Records how many actions before its position `device` has not done.
+    pub fn leaves_open(&self, device: usize, open: usize) {
+        if let Some(pulse) = self.devices.get(device) {
+            pulse.open.store(open as u64, Ordering::Relaxed);
+        }
+    }
+
+    /// How many actions before its position `device` had not done when it was last looked at.
+    pub fn open(&self, device: usize) -> usize {
+        self.devices.get(device).map_or(0, |pulse| pulse.open.load(Ordering::Relaxed) as usize)
     }
 
     /// How long ago `device` last gave a sign of life.

@@ -1,7 +1,9 @@
 //! The seam between runtime and stages. The runtime handles order, threads, waits and failures; the
 //! stage behind the seam handles tensors.
 
-use gpipe_core::{Action, Bytes, EdgeId, LayerId, MicroBatch, Nanos, StageId};
+use std::time::Instant;
+
+use gpipe_core::{Action, Bytes, EdgeId, LayerId, MicroBatch, Nanos, StageId, Transfer};
 
 /// A value that moves between stages. The runtime knows only its size.
 pub trait Payload: Send + 'static {
@@ -41,6 +43,18 @@ pub struct Verdict {
     pub scale: f64,
 }
 
+/// How far a device is with the actions that have returned. A CPU has done them.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Progress {
+    /// Actions that have returned and that the device has not done.
+    pub open: usize,
+    /// Whether the oldest of them waits for a value of another stage.
+    pub waits: bool,
+}
+
+/// When a device began and ended an action.
+pub type Span = (Instant, Instant);
+
 /// One stage. The runtime calls its methods from one thread, in this order:
 ///
 /// 1. `begin`
@@ -51,6 +65,10 @@ pub struct Verdict {
 ///
 /// A program may be a part of a step ([`gpipe_core::lower::Part`]). It has `begin`, the calls of
 /// its phases, and `finish`; the stage keeps what later parts need.
+///
+/// An action may return before its work is done. The device then does the work in the order of the
+/// calls, and the runtime asks for its [`progress`](StageExecutor::progress). All stages of a device
+/// answer for the device.
 ///
 /// After any error the runtime calls `abort`, which discards everything that the program made.
 pub trait StageExecutor: 'static {
@@ -137,6 +155,37 @@ pub trait StageExecutor: 'static {
 
     /// Applies or drops the update that `norm` prepared.
     fn update(&mut self, verdict: Verdict) -> Result<(), Self::Error>;
+
+    /// The action that the last error belongs to, if the stage found it later, in another one.
+    fn failed(&self) -> Option<Action> {
+        None
+    }
+
+    /// Whether `action` waits for the device before it returns. The runtime then waits for the
+    /// earlier ones before it calls, so that a wait for another stage is not taken for work.
+    fn waits(&self, action: Action) -> bool {
+        let _ = action;
+        false
+    }
+
+    /// How far the device is. It does not wait.
+    fn progress(&mut self) -> Result<Progress, Self::Error> {
+        Ok(Progress::default())
+    }
+
+    /// Whether the stage may be called with `value`, which has arrived by `transfer`. It does not
+    /// wait.
+    fn is_ready(&mut self, transfer: Transfer, value: &Self::Value) -> Result<bool, Self::Error> {
+        let _ = (transfer, value);
+        Ok(true)
+    }
+
+    /// Called once for each device when nothing is open any more, before `finish`. Returns when the
+    /// device began and ended each action, sends and receives left out. Empty if every action
+    /// did its work before it returned.
+    fn spans(&mut self) -> Result<Vec<Span>, Self::Error> {
+        Ok(Vec::new())
+    }
 
     /// Completes the step, or its part.
     fn finish(&mut self) -> Result<Self::Outcome, Self::Error>;

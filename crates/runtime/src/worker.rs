@@ -1,6 +1,8 @@
 //! A worker: one device's thread. It interprets the device's list, action by action, and knows no
 //! schedule's name.
 
+mod waits;
+
 use std::{
     any::Any,
     panic::{AssertUnwindSafe, catch_unwind},
@@ -14,10 +16,13 @@ use gpipe_core::{
     simulate::TimedAction,
 };
 
+use waits::RUN_AHEAD;
+pub(crate) use waits::doing;
+
 use crate::{
     clock::Clock,
-    failure::{Failure, StepError, describe_wait, peer},
-    link::{Link, Links, Message, WaitEnd},
+    failure::{Failure, StepError},
+    link::{Link, Links, Message},
     mailbox::Mailbox,
     peers::{PeerError, Peers},
     pulse::Pulses,
@@ -127,6 +132,8 @@ struct Stop;
 
 struct Worker<'a, E: StageExecutor> {
     device: usize,
+    /// Actions that the device had not done when it was last looked at.
+    open: usize,
     stages: &'a mut [E],
     step: &'a Step<E>,
     clock: Clock,
@@ -140,11 +147,12 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         let length = step.program.devices.get(device).map_or(0, Vec::len);
         let actions = Vec::with_capacity(length);
         let (sent, mailbox) = (Bytes(0), Mailbox::new());
-        Self { device, stages, step, clock, actions, sent, mailbox }
+        Self { device, open: 0, stages, step, clock, actions, sent, mailbox }
     }
 
     fn run(&mut self, feeds: Vec<E::Feed>) -> Result<Vec<(StageId, E::Outcome)>, Stop> {
         let step = self.step;
+        step.pulses.leaves_open(self.device, 0);
         step.pulses.advance(self.device, Some(0)); // the start counts as the first action
         for (index, feed) in feeds.into_iter().enumerate() {
             let first = Action {
@@ -158,9 +166,13 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             if step.failure.is_raised() {
                 return Err(Stop);
             }
+            let index = self.index_of(action)?;
+            if !action.op.communicates() {
+                let waits = self.stages.get(index).is_some_and(|stage| stage.waits(action));
+                self.await_device(action, if waits { 0 } else { RUN_AHEAD })?;
+            }
             step.pulses.advance(self.device, Some(position));
             let start = self.clock.now();
-            let index = self.index_of(action)?;
             self.guard(action, index, |executor| executor.before(action))?;
             self.execute(action, index)?;
             self.clock.spend(action, &step.recomputed);
@@ -169,6 +181,11 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             self.guard(action, index, |executor| executor.after(action, end - start))?;
         }
         let last = list.last().copied();
+        if let Some(last) = last {
+            self.await_device(last, 0)?;
+            let spans = self.guard(last, 0, E::spans)?;
+            self.clock.correct(&mut self.actions, &spans);
+        }
         (0..self.stages.len())
             .map(|index| {
                 let id = self.stages[index].stage();
@@ -281,8 +298,9 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
     fn send(&mut self, action: Action, index: usize, transfer: Transfer) -> Result<(), Stop> {
         let message = self.outgoing(action, index, transfer)?;
         let link = self.link(action, transfer)?;
-        let (slice, mut patience) = self.patience(action);
-        let free = link.reserve(slice, &mut patience).map_err(|end| self.waited(action, end))?;
+        let slice = self.slice();
+        let free = link.reserve(slice, || self.is_patient(action));
+        let free = free.map_err(|end| self.waited(action, end))?;
         self.clock.not_before(free);
         if let Message::Value(value) = &message {
             self.sent += value.bytes();
@@ -320,9 +338,13 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
     fn receive(&mut self, action: Action, index: usize, transfer: Transfer) -> Result<(), Stop> {
         let edge = self.edge(action, transfer)?;
         let link = self.link(action, transfer)?;
-        let (slice, mut patience) = self.patience(action);
-        let envelope = link.take(slice, &mut patience).map_err(|end| self.waited(action, end))?;
+        let slice = self.slice();
+        let envelope = link.take(slice, || self.is_patient(action));
+        let envelope = envelope.map_err(|end| self.waited(action, end))?;
         self.clock.not_before(envelope.arrival);
+        if let Message::Value(value) = &envelope.message {
+            self.await_value(action, index, transfer, value)?;
+        }
         link.release(self.clock.now());
         if envelope.micro_batch != transfer.micro_batch {
             let brought = Transfer { micro_batch: envelope.micro_batch, ..transfer };
@@ -355,38 +377,6 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         }
     }
 
-    /// The polling interval of a wait, and a check that runs after each interval. The check beats,
-    /// and returns whether the peer's pulse allows another interval.
-    fn patience(&self, action: Action) -> (Duration, impl FnMut() -> bool + use<'a, E>) {
-        let (step, device) = (self.step, self.device);
-        let peer = self.peer_device(action);
-        let slice = (step.deadline / 4).clamp(Duration::from_millis(1), Duration::from_millis(50));
-        (slice, move || {
-            step.pulses.beat(device);
-            peer.is_none_or(|peer| peer == device || step.pulses.silence(peer) <= step.deadline)
-        })
-    }
-
-    fn peer_device(&self, action: Action) -> Option<usize> {
-        let peer = peer(&self.step.program, action)?;
-        self.step.placement.get(peer.index()).copied().flatten().map(DeviceId::index)
-    }
-
-    fn waited(&self, action: Action, end: WaitEnd) -> Stop {
-        if end == WaitEnd::Expired {
-            let program = &self.step.program;
-            let peer_stage = peer(program, action).unwrap_or_default();
-            let device = self.peer_device(action).unwrap_or_default();
-            self.step.fail(StepError::Deadline {
-                what: describe_wait(program, action),
-                peer: peer_stage,
-                silence: self.step.pulses.silence(device),
-                doing: doing(self.step, device) + &self.step.process(device),
-            });
-        }
-        Stop
-    }
-
     /// Calls into a stage. An error or panic becomes the step's failure.
     fn guard<T>(
         &mut self,
@@ -399,7 +389,10 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         };
         match catch_unwind(AssertUnwindSafe(|| call(stage))) {
             Ok(Ok(value)) => return Ok(value),
-            Ok(Err(source)) => self.step.fail(StepError::Stage { action, source }),
+            Ok(Err(source)) => {
+                let action = stage.failed().unwrap_or(action);
+                self.step.fail(StepError::Stage { action, source });
+            }
             Err(panic) => {
                 let message = panic_message(panic.as_ref());
                 self.step.fail(StepError::Panic { action, message });
@@ -412,15 +405,6 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
         self.step.fail(StepError::Protocol { action, reason: reason.to_owned() });
         Err(Stop)
     }
-}
-
-/// ", in 3F4" if `device` is inside an action, else empty.
-pub(crate) fn doing<E: StageExecutor>(step: &Step<E>, device: usize) -> String {
-    let action = step
-        .pulses
-        .position(device)
-        .and_then(|position| step.program.devices.get(device)?.get(position).copied());
-    action.map(|action| format!(", in {action}")).unwrap_or_default()
 }
 
 /// The message of a panic.

@@ -1,6 +1,6 @@
 //! Token embeddings with learned positions.
 
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::{
     error::LayerError,
@@ -68,8 +68,8 @@ impl Layer for Embedding {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let tokens = only(inputs)?;
-        check_range(tokens, self.vocabulary)?;
-        let mut x = Tensor::f_embedding(ctx.parameter(0)?, tokens, -1, false, false)?;
+        let known = known_tokens(ctx, tokens, self.vocabulary)?;
+        let mut x = Tensor::f_embedding(ctx.parameter(0)?, &known, -1, false, false)?;
         if self.positions > 0 {
             let length = tokens.size().get(1).copied().unwrap_or(0);
             let past = ctx.past();
@@ -96,21 +96,33 @@ impl Layer for Embedding {
     }
 }
 
-/// Checks that all tokens are below `vocabulary`.
+/// Checks that all tokens are below `vocabulary`, and returns them for a lookup.
 ///
 /// libtorch's message names neither the token nor the vocabulary. On a GPU, an index out of range
-/// makes the device unusable for the rest of the process.
-pub(super) fn check_range(tokens: &Tensor, vocabulary: i64) -> Result<(), LayerError> {
+/// makes the device unusable for the rest of the process: there the lookup gets a token of the
+/// vocabulary instead, and the step fails later.
+pub(super) fn known_tokens(
+    ctx: &Forward,
+    tokens: &Tensor,
+    vocabulary: i64,
+) -> Result<Tensor, LayerError> {
     if tokens.numel() == 0 {
-        return Ok(());
+        return Ok(tokens.shallow_clone());
     }
-    let (low, high) = (tokens.f_min()?.f_int64_value(&[])?, tokens.f_max()?.f_int64_value(&[])?);
-    if low >= 0 && high < vocabulary {
-        return Ok(());
+    let ends = Tensor::f_stack(&[tokens.f_min()?, tokens.f_max()?], 0)?;
+    ctx.inspect(&ends, move |ends| {
+        let ends = Vec::<i64>::try_from(ends)?;
+        let outside = ends.iter().find(|token| !(0..vocabulary).contains(*token));
+        match outside {
+            None => Ok(()),
+            Some(token) => Err(LayerError::Value(format!(
+                "token {token} is outside the vocabulary 0..{vocabulary}: use the tokenizer the \
+                model was built for"
+            ))),
+        }
+    })?;
+    match tokens.device() {
+        Device::Cpu => Ok(tokens.shallow_clone()),
+        _ => Ok(tokens.f_clamp(0, vocabulary - 1)?),
     }
-    let token = if low < 0 { low } else { high };
-    Err(LayerError::Value(format!(
-        "token {token} is outside the vocabulary 0..{vocabulary}: use the tokenizer the model was \
-        built for"
-    )))
 }

@@ -29,9 +29,9 @@ impl Visible<'_> {
     fn hidden(self, queries: i64, device: Device) -> Result<Tensor, LayerError> {
         Ok(match self {
             Visible::All => Tensor::f_zeros([1, 1], (Kind::Bool, device))?,
-            Visible::Earlier => Tensor::f_ones([queries, queries], (Kind::Bool, Device::Cpu))?
-                .f_triu(1)?
-                .f_to(device)?,
+            Visible::Earlier => {
+                Tensor::f_ones([queries, queries], (Kind::Bool, device))?.f_triu(1)?
+            }
             Visible::Unmasked(mask) => by_key(mask)?.f_logical_not()?,
         })
     }
@@ -165,6 +165,7 @@ mod tests {
             stashed: Vec::new(),
             statistics: Vec::new(),
             cache: None,
+            inspections: Default::default(),
         }
     }
 

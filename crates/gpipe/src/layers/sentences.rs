@@ -8,7 +8,7 @@ use crate::{
     layer::{Forward, Infer, Init, Layer, ParameterSpec},
     layers::{
         dropout::check_probability,
-        embedding::check_range,
+        embedding::known_tokens,
         norm::{norm_parameters, normalise},
         sinusoids::{TEMPORARY, sinusoids},
     },
@@ -67,20 +67,21 @@ impl TokenEmbedding {
         table: usize,
         tokens: &Tensor,
     ) -> Result<Tensor, LayerError> {
-        let x = self.sum(ctx.parameter(table)?, tokens, ctx.past())?;
+        let known = known_tokens(ctx, tokens, self.vocabulary)?;
+        let x = self.sum(ctx.parameter(table)?, &known, ctx.past())?;
         ctx.dropout(&x, self.dropout)
     }
 
     /// Scaled vectors plus positions. `past` is the number of earlier positions.
     fn sum(&self, vectors: &Tensor, tokens: &Tensor, past: i64) -> Result<Tensor, LayerError> {
-        check_range(tokens, self.vocabulary)?;
         let (_, length) = tokens.size2()?;
         let (kind, device) = (vectors.kind(), vectors.device());
         let positions = sinusoids(past..past + length, self.features, kind, device)?;
         let x = Tensor::f_embedding(vectors, tokens, -1, false, false)?;
-        let scale = Tensor::f_from_slice(&[(self.features as f64).sqrt()])?;
+        let mut scale = Tensor::f_empty([1], (kind, device))?;
+        let scale = scale.f_fill_((self.features as f64).sqrt())?;
         // One fused operation, so that only the sum is allocated.
-        Ok(positions.f_addcmul(&x, &scale.f_to_device(device)?.f_to_kind(kind)?)?)
+        Ok(positions.f_addcmul(&x, &scale)?)
     }
 
     /// Records what [`TokenEmbedding::apply`] computes.
@@ -133,17 +134,17 @@ impl SourceEmbedding {
             // While decoding, only the first step has the source.
             return Ok(mask);
         }
-        let without = mask.f_any_dim(1, false)?.f_logical_not()?;
-        if without.f_any()?.f_int64_value(&[])? == 0 {
-            return Ok(mask);
-        }
-        let sample = without.f_to_kind(Kind::Int64)?.f_argmax(0, false)?.f_int64_value(&[])?;
-        let sample = ctx.random.first_sample() + sample;
-        let pad = self.pad;
-        Err(LayerError::Value(format!(
-            "the source of sample {sample} of the mini-batch is all padding (token {pad}): leave \
-            it out, or give it a token"
-        )))
+        let (first, pad) = (ctx.random.first_sample(), self.pad);
+        ctx.inspect(&mask.f_any_dim(1, false)?, move |has_tokens| {
+            let has_tokens = Vec::<i64>::try_from(has_tokens)?;
+            let Some(empty) = has_tokens.iter().position(|&own| own == 0) else { return Ok(()) };
+            let sample = first + empty as i64;
+            Err(LayerError::Value(format!(
+                "the source of sample {sample} of the mini-batch is all padding (token {pad}): \
+                leave it out, or give it a token"
+            )))
+        })?;
+        Ok(mask)
     }
 }
 

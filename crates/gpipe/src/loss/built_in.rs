@@ -59,13 +59,13 @@ impl Loss for CrossEntropy {
 
     fn sum(
         &self,
-        _: &LossContext<'_>,
+        ctx: &LossContext<'_>,
         outputs: &[Tensor],
         targets: &[Tensor],
     ) -> Result<Tensor, LayerError> {
         let (logits, target) = (only(outputs)?, only(targets)?);
         let classes = logits.size().last().copied().unwrap_or(0);
-        check_range(target, classes, self.ignore)?;
+        let target = known_classes(ctx, target, classes, self.ignore)?;
         let (logits, target) = (logits.f_reshape([-1, classes])?, target.f_reshape([-1])?);
         if self.label_smoothing == 0.0 {
             return Ok(cross_entropy_sum(&logits, &target, self.ignore)?);
@@ -102,19 +102,33 @@ impl Loss for CrossEntropy {
 /// Bytes per row: the int64 target and its flag.
 const INDEX_AND_FLAG: f64 = 9.0;
 
-/// Rejects class indices out of range on a GPU, where they would make the GPU unusable for this
-/// process. CPU kernels check the range themselves.
-fn check_range(target: &Tensor, classes: i64, ignore: i64) -> Result<(), LayerError> {
+/// Checks class indices on a GPU, where one out of range makes the GPU unusable for this process:
+/// such an index is ignored, and the step fails later. CPU kernels check the range themselves.
+fn known_classes(
+    ctx: &LossContext<'_>,
+    target: &Tensor,
+    classes: i64,
+    ignore: i64,
+) -> Result<Tensor, LayerError> {
     if target.device() == tch::Device::Cpu || target.numel() == 0 {
-        return Ok(());
+        return Ok(target.shallow_clone());
     }
     let outside = target.f_lt(0)?.f_logical_or(&target.f_ge(classes)?)?;
     let outside = outside.f_logical_and(&target.f_ne(ignore)?)?;
-    if outside.f_any()?.f_int64_value(&[])? == 0 {
-        return Ok(());
-    }
-    let first = target.f_masked_select(&outside)?.f_int64_value(&[0])?;
-    Err(LayerError::Value(format!("target {first} is out of bounds: the classes are 0..{classes}")))
+    let flat = |tensor: &Tensor| tensor.f_reshape([-1])?.f_to_kind(Kind::Int64);
+    let first = flat(&outside)?.f_argmax(0, true)?;
+    let seen = [flat(&outside)?, flat(target)?].map(|all| all.f_gather(0, &first, false));
+    let [is_outside, class] = seen;
+    ctx.inspect(
+        &Tensor::f_cat(&[is_outside?, class?], 0)?,
+        move |seen| match Vec::<i64>::try_from(seen)?[..] {
+            [1, class] => Err(LayerError::Value(format!(
+                "target {class} is out of bounds: the classes are 0..{classes}"
+            ))),
+            _ => Ok(()),
+        },
+    )?;
+    Ok(target.f_masked_fill(&outside, ignore)?)
 }
 
 /// A loss of some of the outputs and targets: for networks with several heads.

@@ -17,6 +17,7 @@ pub(crate) use terms::{InputsAndTargets, Losses, Term, check_handed, not_finite,
 use crate::{
     arguments::{Given, Presence},
     error::LayerError,
+    inspect::Inspections,
     parameter::ParameterSpec,
     spec::TensorSpec,
     tape::{Tape, Var},
@@ -140,13 +141,15 @@ pub struct LossContext<'a, T = Tensor> {
     pub(crate) targets: Given<'a, T>,
     /// Names that the loss has asked for.
     pub(crate) asked: RefCell<Vec<String>>,
+    pub(crate) inspections: Inspections,
 }
 
 impl<T> Default for LossContext<'_, T> {
     /// Nothing. For calling a loss that looks only at outputs and targets.
     fn default() -> Self {
         let (inputs, targets) = (Given::default(), Given::default());
-        Self { parameters: &[], skips: &[], inputs, targets, asked: RefCell::default() }
+        let (asked, inspections) = (RefCell::default(), Inspections::default());
+        Self { parameters: &[], skips: &[], inputs, targets, asked, inspections }
     }
 }
 
@@ -188,6 +191,20 @@ impl<T> LossContext<'_, T> {
                 self.inputs.positional.len()
             ))
         })
+    }
+}
+
+impl LossContext<'_> {
+    /// As [`Forward::inspect`](crate::Forward::inspect): checks values without waiting for a GPU.
+    ///
+    /// # Errors
+    /// Errors of libtorch. Those of `check` fail the step, with the loss's name.
+    pub fn inspect(
+        &self,
+        values: &Tensor,
+        check: impl FnOnce(&Tensor) -> Result<(), LayerError> + 'static,
+    ) -> Result<(), LayerError> {
+        self.inspections.add(values, check)
     }
 }
 

@@ -9,6 +9,7 @@ use crate::{
     arguments::Given,
     error::{Error, LayerError, Result},
     guard::catching,
+    inspect::Inspections,
     layer::{Forward, Infer, Layer},
     observer::LOSS,
     parameter::ParameterSpec,
@@ -222,8 +223,9 @@ impl Losses {
             let (own, others) = rest.split_at(term.loss.parameters().len().min(rest.len()));
             rest = others;
             let inputs = if term.loss.takes_inputs() { inputs } else { Given::default() };
-            let asked = RefCell::default();
-            let ctx = LossContext { parameters: own, skips, inputs, targets, asked };
+            let (asked, inspections) = (RefCell::default(), Inspections::default());
+            let parameters = own;
+            let ctx = LossContext { parameters, skips, inputs, targets, asked, inspections };
             call(term, &ctx).map_err(|error| (term, error))
         };
         self.0.iter().map(each).collect()

@@ -1,7 +1,7 @@
 //! Adam and AdamW.
 
 use gpipe_bridge::optim::AdamStep;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::{Optimizer, ParameterInfo, StateSpec, Update, fraction, not_negative};
 use crate::error::LayerError;
@@ -60,8 +60,8 @@ impl Optimizer for Adam {
         let Some(device) = update.parameters.first().map(|parameter| parameter.device()) else {
             return Ok(());
         };
-        let step = Tensor::f_from_slice(&[update.update as f32])?.f_reshape([0_i64; 0])?;
-        let step = step.f_to(device)?;
+        let mut step = Tensor::f_empty([0_i64; 0], (Kind::Float, device))?;
+        let step = step.f_fill_(f64::from(update.update as f32))?;
         let steps = vec![&step; update.parameters.len()];
         let numbers = AdamStep {
             lr: update.lr,

@@ -5,7 +5,7 @@
 //! less than half a millisecond for 8 x 128 x 512 elements. Elsewhere the same 64-bit arithmetic
 //! runs as tensor operations.
 
-use gpipe_bridge::fill;
+use gpipe_bridge::{device::upload, fill};
 use gpipe_core::splitmix::{GAMMA, MULTIPLIERS, at, key};
 use tch::{Device, Kind, Tensor};
 
@@ -100,7 +100,7 @@ fn device_mask(
     let words = (row + 3) / 4;
     let options = (Kind::Int64, device);
     let keys: Vec<i64> = (0..samples as usize).map(|s| mask.of_sample(s) as i64).collect();
-    let keys = Tensor::f_from_slice(&keys)?.f_to(device)?.f_reshape([samples, 1])?;
+    let keys = upload(&Tensor::f_from_slice(&keys)?, device)?.f_reshape([samples, 1])?;
     let index = Tensor::f_arange_start(1, words + 1, options)?.f_reshape([1, words])?;
     // A right shift of an int64 extends the sign bit. The mask clears the extension.
     let shifted = |z: &Tensor, by: u32| {

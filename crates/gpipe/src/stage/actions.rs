@@ -3,8 +3,13 @@
 use std::sync::Arc;
 
 use gpipe_bridge::memory;
-use gpipe_core::{Action, EdgeId, MicroBatch, Nanos, StageId, lower::Part};
-use gpipe_runtime::{Keep, StageExecutor, Verdict, Vote, stage::OnEdges};
+use gpipe_core::{
+    Action, Direction, EdgeId, MicroBatch, Nanos, Op, StageId, Transfer, lower::Part,
+};
+use gpipe_runtime::{
+    Keep, StageExecutor, Verdict, Vote,
+    stage::{OnEdges, Progress, Span},
+};
 
 use super::{
     Stage, StageResult,
@@ -42,11 +47,48 @@ impl StageExecutor for Stage {
         self.device.begin_work().map_err(in_operation("memory"))?;
         let live = self.device.memory().map_err(in_operation("memory"))?.live;
         self.active()?.step.levels.push(live);
-        self.active()?.observe_action(action, When::Before)
+        self.active()?.observe_action(action, When::Before)?;
+        match action.op.communicates() {
+            true => Ok(()),
+            false => self.device.begin_action().map_err(in_operation("the device")),
+        }
     }
 
     fn after(&mut self, action: Action, time: Nanos) -> StageResult<()> {
+        if !action.op.communicates() {
+            self.device.end_action().map_err(in_operation("the device"))?;
+        }
         self.active()?.observe_action(action, When::After(time))
+    }
+
+    fn progress(&mut self) -> StageResult<Progress> {
+        self.device.progress().map_err(in_operation("the device"))
+    }
+
+    fn failed(&self) -> Option<Action> {
+        self.step.as_ref()?.failed.get()
+    }
+
+    fn waits(&self, action: Action) -> bool {
+        self.device.is_gpu()
+            && match action.op {
+                Op::Norm => true,
+                op => op.computes().is_some() && self.reads_within(op.goes_back().is_some()),
+            }
+    }
+
+    fn is_ready(&mut self, transfer: Transfer, value: &Value) -> StageResult<bool> {
+        let reads = self.reads_within(transfer.direction == Direction::Backward);
+        match value.ready() {
+            Some(event) if reads || !self.device.is_gpu() => {
+                event.is_done().map_err(|error| in_operation("receiving")(error.into()))
+            }
+            _ => Ok(true),
+        }
+    }
+
+    fn spans(&mut self) -> StageResult<Vec<Span>> {
+        self.device.end_step().map_err(in_operation("the device"))
     }
 
     fn begin(&mut self, feed: Feed) -> StageResult<()> {
@@ -56,6 +98,9 @@ impl StageExecutor for Stage {
         if feed.mode != Mode::Decode || feed.begins {
             self.decoding.clear();
         }
+        let is_watched =
+            !self.config.observers.is_empty() || self.config.profile || feed.check_finite;
+        self.device.begin_step(is_watched).map_err(in_operation("the device"))?;
         let mut step = StepState::new(&self.config, feed);
         self.pending.hand_to(&mut step, &self.config);
         self.step = Some(step);
@@ -120,6 +165,7 @@ impl StageExecutor for Stage {
     }
 
     fn finish(&mut self) -> StageResult<Outcome> {
+        self.active()?.read_values()?;
         let begun = self.step.as_ref().map(|step| step.begun);
         let time = begun.map_or(0, |begun| begun.elapsed().as_nanos());
         self.observe_step(When::After(Nanos(u64::try_from(time).unwrap_or(u64::MAX))))?;
@@ -157,6 +203,7 @@ impl StageExecutor for Stage {
 
     fn abort(&mut self) {
         self.step = None;
+        self.device.abort_step();
         self.decoding.clear();
         self.parameters.forget_last_grads();
     }
@@ -169,6 +216,17 @@ fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
 }
 
 impl Stage {
+    /// Whether a forward or backward looks at values of the device before it returns: for metrics,
+    /// or to sum gradients over replicas.
+    fn reads_within(&self, goes_back: bool) -> bool {
+        if goes_back {
+            return self.replicas.is_some();
+        }
+        let mode = self.step.as_ref().map_or(Mode::Train, |step| step.feed.mode);
+        let measures = mode == Mode::Evaluate || self.config.training_metrics;
+        self.config.last && measures && !self.config.metrics.is_empty()
+    }
+
     fn layer_bytes(&self, recorder: &mut Recorder) -> Vec<LayerBytes> {
         let mut layers = self.parameters.bytes(&self.config);
         for (layer, statistics) in layers.iter_mut().zip(recorder.take_statistics()) {
@@ -287,8 +345,10 @@ impl ActiveStage<'_> {
         self.step.running = running.map_err(in_operation("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(self.config, &self.step.gradients, unscale);
         let vote = vote.map_err(in_operation("preparing the update"))?;
-        // Wait here, where exceeding the cap may still fail; the update may not fail.
+        // Here, where exceeding the cap may still fail; the update may not fail.
         self.device.finish().map_err(in_operation("preparing the update"))?;
+        // After the norm, which waits for the GPU anyway.
+        self.read_values()?;
         Ok(vote)
     }
 
@@ -316,7 +376,7 @@ impl ActiveStage<'_> {
             let (scale, lr, number) = (verdict.scale, feed.lr, feed.step + 1);
             let update = StepUpdate { gradients, running, scale, lr, number };
             self.parameters.update(self.config, update).map_err(in_operation("the update"))?;
-            self.device.synchronize().map_err(in_operation("the update"))?;
+            self.device.settle().map_err(in_operation("the update"))?;
             self.device.restore_cap().map_err(in_operation("memory"))?;
         }
         self.step.gradients.clear();

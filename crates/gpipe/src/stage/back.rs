@@ -14,6 +14,7 @@ use super::{
 };
 use crate::{
     error::{LayerError, StageError},
+    loss::Term,
     observer::LOSS,
     value::{Value, tensor_bytes},
 };
@@ -75,21 +76,16 @@ impl ActiveStage<'_> {
         if let Some(loss) = held.loss.take() {
             let position = self.config.named.len();
             let since = self.before_layer(position, micro_batch, work, [])?;
-            // Across processes a stage does not fail on a non-finite loss. NaN gradients then make
-            // the norm NaN, so the update is not applied.
-            let own = self.step.loss_sums.iter().find(|(own, _)| *own == micro_batch);
-            let losses = &self.config.losses.0;
-            let finite = own.is_some_and(|(_, sums)| {
-                sums.iter().zip(losses).all(|(sum, term)| sum.is_finite() || !term.trains())
-            });
-            let scale = if finite { self.step.feed.loss_scale } else { f64::NAN };
+            let (losses, scale) = (&self.config.losses.0, self.step.feed.loss_scale);
             let factors = losses.iter().zip(&self.step.feed.denominators);
             // A loss that counts nothing, or is only reported, has no gradient.
             let factors = factors.map(|(term, &denominator)| {
                 let has_gradient = term.trains() && denominator != 0.0;
                 if has_gradient { scale * term.weight / denominator } else { 0.0 }
             });
-            let seeds = loss.seeds(factors);
+            // Across processes a stage does not fail on a loss that is not finite, and on a GPU not
+            // yet. NaN gradients then make the norm NaN, so the update is not applied.
+            let seeds = loss.seeds(factors, losses.iter().map(Term::trains));
             let back = seeds.and_then(|seeds| loss.backward(seeds, vec![], &mut []));
             let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
             grads = back.map_err(in_loss)?.0;

@@ -1,21 +1,24 @@
 //! The device of one or several stages: its stream, copies to other devices, and its memory.
 //!
-//! On a GPU every action ends when its kernels have finished. The reported times are then true, and
-//! a value is complete when it is handed over.
+//! A GPU does the work of a step in the order in which it is given, and the thread does not wait
+//! for it. What passes from one stream to another has an event, for which the receiving stream
+//! waits.
 //!
-//! Copies from a GPU to another device are the exception, so that they overlap with the next
-//! action: they run on a separate stream, and the receiver waits for an event. The receiving GPU's
-//! stage makes copies from a CPU, and waits for them.
+//! Copies to and from a GPU have streams of their own, so that they overlap with kernels. The stage
+//! of a GPU copies from it, and copies to it what comes from a CPU.
+//!
+//! With observers the thread waits for every layer, so that they see true times.
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 
 use gpipe_bridge::{
     device::{self, Event, Stream},
     memory::{self, Arena, Refusal, Stats},
 };
+use gpipe_runtime::stage::{Progress, Span};
 use tch::Tensor;
 
-use super::SHARED_ARENA;
+use super::{SHARED_ARENA, queue::Queue};
 use crate::{device::Device, error::LayerError, value::Value};
 
 /// A device, as used by the thread of its stages.
@@ -34,7 +37,19 @@ pub(super) struct StageDevice {
 struct Gpu {
     number: usize,
     compute: Stream,
-    copies: Stream,
+    copies_out: Stream,
+    copies_in: Stream,
+    /// The actions of the current step.
+    queue: RefCell<Option<Queue>>,
+    /// Whether the thread waits for every piece of work, because somebody looks at it.
+    is_watched: Cell<bool>,
+}
+
+/// A tensor that a copy to a GPU makes.
+pub(super) struct Coming {
+    tensor: Tensor,
+    /// `None`: it is there.
+    ready: Option<Event>,
 }
 
 impl StageDevice {
@@ -45,14 +60,21 @@ impl StageDevice {
         memory::enter(arena.id())?;
         let gpu = match device.gpu() {
             Some(number) => {
-                let (compute, copies) = (Stream::new(number)?, Stream::new(number)?);
+                let compute = Stream::new(number)?;
                 compute.enter()?;
                 device::prefer_deterministic_kernels(true)?;
                 // The first allocation creates the GPU's allocator. An earlier user may have left a
                 // peak.
                 drop(Tensor::f_zeros([1], (tch::Kind::Float, device.tch()))?);
                 device::reset_peak(number)?;
-                Some(Gpu { number, compute, copies })
+                Some(Gpu {
+                    number,
+                    compute,
+                    copies_out: Stream::new(number)?,
+                    copies_in: Stream::new(number)?,
+                    queue: RefCell::default(),
+                    is_watched: Cell::default(),
+                })
             }
             None => None,
         };
@@ -62,6 +84,15 @@ impl StageDevice {
     /// Charges the thread's allocations from now on to the stage.
     pub(super) fn charge_stage(&self) -> Result<(), LayerError> {
         Ok(memory::enter(self.arena.id())?)
+    }
+
+    pub(super) fn is_gpu(&self) -> bool {
+        self.gpu.is_some()
+    }
+
+    /// Whether the thread goes on before the work that it gave is done.
+    pub(super) fn runs_ahead(&self) -> bool {
+        self.gpu.as_ref().is_some_and(|gpu| !gpu.is_watched.get())
     }
 
     /// The memory arena of the device.
@@ -96,10 +127,71 @@ impl StageDevice {
         copies
     }
 
-    /// Ends an action: waits for its kernels and checks the cap.
+    /// Begins a step, or its part. `is_watched`: somebody looks at every action or layer.
+    pub(super) fn begin_step(&self, is_watched: bool) -> Result<(), LayerError> {
+        let Some(gpu) = &self.gpu else { return Ok(()) };
+        let mut queue = gpu.queue.borrow_mut();
+        // The first of the device's stages that begins it has done so.
+        if queue.is_none() {
+            *queue = Some(Queue::begin(gpu.compute)?);
+        }
+        gpu.is_watched.set(is_watched);
+        Ok(())
+    }
+
+    /// What the GPU is given from now on belongs to the next action.
+    pub(super) fn begin_action(&self) -> Result<(), LayerError> {
+        self.in_queue(Queue::begin_action).map(Option::unwrap_or_default)
+    }
+
+    /// The action has been given to the GPU.
+    pub(super) fn end_action(&self) -> Result<(), LayerError> {
+        self.in_queue(Queue::end_action).map(Option::unwrap_or_default)
+    }
+
+    /// How far the GPU is in the step.
+    pub(super) fn progress(&self) -> Result<Progress, LayerError> {
+        self.in_queue(Queue::progress).map(Option::unwrap_or_default)
+    }
+
+    /// Ends the step on the GPU, and returns when it began and ended each action.
+    pub(super) fn end_step(&self) -> Result<Vec<Span>, LayerError> {
+        let Some(gpu) = &self.gpu else { return Ok(Vec::new()) };
+        // The actions are done. Memory that copies still read would count as held.
+        gpu.copies_out.synchronize()?;
+        let queue = gpu.queue.take();
+        queue.map(|queue| queue.spans()).transpose().map(Option::unwrap_or_default)
+    }
+
+    /// Forgets the step.
+    pub(super) fn abort_step(&self) {
+        if let Some(gpu) = &self.gpu {
+            gpu.queue.take();
+        }
+    }
+
+    fn in_queue<T>(
+        &self,
+        call: impl FnOnce(&mut Queue) -> Result<T, LayerError>,
+    ) -> Result<Option<T>, LayerError> {
+        let Some(gpu) = &self.gpu else { return Ok(None) };
+        gpu.queue.borrow_mut().as_mut().map(call).transpose()
+    }
+
+    /// Ends a piece of work, and checks the cap.
     pub(super) fn finish(&self) -> Result<(), LayerError> {
-        self.synchronize()?;
+        self.settle()?;
         self.check_cap()
+    }
+
+    /// Ends a piece of work. Waits for its kernels if somebody looks, or outside of a step.
+    pub(super) fn settle(&self) -> Result<(), LayerError> {
+        match &self.gpu {
+            Some(gpu) if gpu.is_watched.get() || gpu.queue.borrow().is_none() => {
+                Ok(gpu.compute.synchronize()?)
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Begins a layer or an action, so that [`check_cap`](Self::check_cap) can tell what it asked
@@ -122,14 +214,6 @@ impl StageDevice {
         let live = self.held.get();
         let requested = peak.saturating_sub(live);
         Err(LayerError::OutOfMemory(Refusal { requested, live, cap: Some(cap) }))
-    }
-
-    /// Waits for the stage's kernels.
-    pub(super) fn synchronize(&self) -> Result<(), LayerError> {
-        match &self.gpu {
-            Some(gpu) => Ok(gpu.compute.synchronize()?),
-            None => Ok(()),
-        }
     }
 
     /// Memory statistics of the device. Those of a GPU cover all stages on it.
@@ -156,38 +240,58 @@ impl StageDevice {
         tensors: Vec<Option<Tensor>>,
         to: Device,
     ) -> Result<Value, LayerError> {
-        let Some(gpu) = self.gpu.as_ref().filter(|_| to != self.device) else {
-            return Ok(Value::new(tensors));
-        };
-        let copy = |tensor: Tensor| Ok(gpu.copies.copy(&tensor, to.gpu())?);
+        let Some(gpu) = &self.gpu else { return Ok(Value::new(tensors)) };
+        let computed = gpu.compute.record()?;
+        if to == self.device {
+            return Ok(Value::under_way(tensors, computed));
+        }
+        computed.block(gpu.copies_out)?;
+        let copy = |tensor: Tensor| Ok(gpu.copies_out.copy(&tensor, to.gpu())?);
         let copies = tensors.into_iter().map(|tensor| tensor.map(copy).transpose());
         let copies = copies.collect::<Result<_, LayerError>>()?;
-        Ok(Value::under_way(copies, gpu.copies.record()?))
+        Ok(Value::under_way(copies, gpu.copies_out.record()?))
     }
 
     /// Returns the tensors of an arrived value, on this device.
     pub(super) fn receive(&self, value: Value) -> Result<Vec<Option<Tensor>>, LayerError> {
         let (tensors, ready) = value.into_parts();
-        self.wait(ready.as_ref())?;
+        let mut queue = self.gpu.as_ref().map(|gpu| gpu.queue.borrow_mut());
+        match (ready, queue.as_deref_mut().and_then(Option::as_mut)) {
+            (Some(event), Some(queue)) => queue.wait_for(event)?,
+            (Some(event), None) => event.synchronize()?,
+            (None, _) => {}
+        }
         let own = |tensor: Tensor| self.own(&tensor);
         tensors.into_iter().map(|tensor| tensor.map(own).transpose()).collect()
     }
 
-    fn wait(&self, ready: Option<&Event>) -> Result<(), LayerError> {
-        match (ready, &self.gpu) {
-            (Some(event), Some(gpu)) => Ok(event.block(gpu.compute)?),
-            (Some(event), None) => Ok(event.synchronize()?),
-            (None, _) => Ok(()),
-        }
-    }
-
     /// Returns `tensor` on this device, without a copy if it is there already.
     pub(super) fn own(&self, tensor: &Tensor) -> Result<Tensor, LayerError> {
-        let Some(gpu) = &self.gpu else { return Ok(tensor.shallow_clone()) };
+        self.take(self.bring(tensor)?)
+    }
+
+    /// Starts to copy `tensor` to this device, if it is not there.
+    pub(super) fn bring(&self, tensor: &Tensor) -> Result<Coming, LayerError> {
+        let there = |tensor| Coming { tensor, ready: None };
+        let Some(gpu) = &self.gpu else { return Ok(there(tensor.shallow_clone())) };
         if tensor.device() == self.device.tch() {
             gpu.compute.uses(tensor)?;
-            return Ok(tensor.shallow_clone());
+            return Ok(there(tensor.shallow_clone()));
         }
-        Ok(tensor.f_to(self.device.tch())?)
+        if tensor.device() != tch::Device::Cpu {
+            return Ok(there(tensor.f_to(self.device.tch())?));
+        }
+        let tensor = gpu.copies_in.upload(tensor)?;
+        // Before it can be dropped: its memory belongs to the stream of the copy.
+        gpu.compute.uses(&tensor)?;
+        Ok(Coming { tensor, ready: Some(gpu.copies_in.record()?) })
+    }
+
+    /// What [`bring`](Self::bring) started. What follows on the device waits for it.
+    pub(super) fn take(&self, coming: Coming) -> Result<Tensor, LayerError> {
+        if let (Some(gpu), Some(ready)) = (&self.gpu, coming.ready) {
+            ready.block(gpu.compute)?;
+        }
+        Ok(coming.tensor)
     }
 }

@@ -20,6 +20,7 @@ use crate::{
     cache::Cache,
     error::{LayerError, StageError},
     guard::{Untouched, catching},
+    inspect::{Inspection, Inspections},
     layer::{Forward, Infer},
     rng::{MaskKey, Random},
     sequence::NamedLayer,
@@ -88,6 +89,8 @@ pub(super) struct Ran {
     pub statistics: Vec<BatchStatistics>,
     /// The layer's cache, while decoding.
     pub cache: Option<Cache>,
+    /// Checks of the layer that are left to do.
+    pub inspections: Vec<Inspection>,
 }
 
 impl LayerRun<'_> {
@@ -136,6 +139,7 @@ impl LayerRun<'_> {
         }
         let outputs = ran?;
         let (stashed, statistics, cache) = (ctx.stashed, ctx.statistics, ctx.cache);
+        let inspections = ctx.inspections.take();
         if let Some((name, _)) = ctx.pops.first() {
             return Err(LayerError::Value(format!(
                 "its infer pops a skip '{name}', and its forward does not take it: call pop in both"
@@ -162,7 +166,7 @@ impl LayerRun<'_> {
             stashed,
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
         });
-        Ok(Ran { outputs: passed_on, stashed: sent, island, statistics, cache })
+        Ok(Ran { outputs: passed_on, stashed: sent, island, statistics, cache, inspections })
     }
 }
 
@@ -179,6 +183,7 @@ impl LayerRun<'_> {
             stashed: Vec::new(),
             statistics: Vec::new(),
             cache,
+            inspections: Inspections::default(),
         }
     }
 
@@ -281,15 +286,30 @@ impl Island {
         self.stashed.iter().map(|(name, _)| name.as_str())
     }
 
-    /// Gradients of the island's outputs, each filled with one of `values`.
+    /// Gradients of the losses' sums: `factors`, or NaN if the sum of a loss that `trains` is not
+    /// finite. It does not look at the sums, so that it does not wait for a GPU.
     pub(super) fn seeds(
         &self,
-        values: impl Iterator<Item = f64>,
+        factors: impl Iterator<Item = f64>,
+        trains: impl Iterator<Item = bool>,
     ) -> Result<Vec<Option<Tensor>>, LayerError> {
-        let filled = |(output, value): (&Tensor, f64)| -> Result<Option<Tensor>, LayerError> {
-            Ok(Some(output.f_full_like(value)?.f_detach()?))
+        let _no_grad = tch::no_grad_guard();
+        let mut zero = None::<Tensor>;
+        for (sum, _) in self.outputs.iter().zip(trains).filter(|(_, trains)| *trains) {
+            let own = sum.f_detach()?.f_mul_scalar(0.0)?; // NaN if the sum is not finite
+            zero = Some(match zero {
+                Some(others) => others.f_add(&own)?,
+                None => own,
+            });
+        }
+        let seed = |(sum, factor): (&Tensor, f64)| -> Result<Option<Tensor>, LayerError> {
+            let factor = sum.f_full_like(factor)?.f_detach()?;
+            Ok(Some(match &zero {
+                Some(zero) => factor.f_add(&zero.f_reshape(factor.size().as_slice())?)?,
+                None => factor,
+            }))
         };
-        self.outputs.iter().zip(values).map(filled).collect()
+        self.outputs.iter().zip(factors).map(seed).collect()
     }
 
     /// The VJP. `grads` are the gradients of the outputs, `stashes` those of stashed skips. The

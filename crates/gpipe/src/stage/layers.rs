@@ -10,10 +10,12 @@ use tch::Tensor;
 use super::{
     StageResult,
     feed::Mode,
+    feeding::Fed,
     in_operation,
     island::{Island, LayerRun},
     recorder::ProfiledOp,
     step::ActiveStage,
+    unread::Unread,
 };
 use crate::{
     arguments::{NamedArgument, defined, if_defined},
@@ -117,6 +119,9 @@ impl ActiveStage<'_> {
             let forward = || run.forward(values, pops, cache, graph);
             let ran = products.around(&run.layer.name, forward)?;
             self.put_cache(position, micro_batch, ran.cache);
+            let unread =
+                ran.inspections.into_iter().map(|own| Unread::layer(micro_batch, position, own));
+            self.step.unread.borrow_mut().extend(unread);
             for (name, tensor) in ran.stashed {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));
@@ -186,9 +191,10 @@ impl ActiveStage<'_> {
 
     /// The inputs of the first stage for `micro_batch`.
     pub(super) fn fed_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<Tensor>> {
-        let given = self.config.inputs.split(self.step.feed.inputs(micro_batch));
-        let inputs = given.positional.iter().map(|tensor| self.fed(tensor));
-        inputs.collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
+        let inputs = self.fed_tensors(Fed::Inputs, micro_batch).and_then(|inputs| {
+            inputs.into_iter().map(|tensor| if_defined(&tensor, |own| self.prepared(own))).collect()
+        });
+        inputs.map_err(in_operation("the inputs"))
     }
 
     /// The inputs by name for `micro_batch`, on any stage.
@@ -201,20 +207,17 @@ impl ActiveStage<'_> {
         let named = &all[all.len().saturating_sub(names.len())..];
         let named = names.iter().zip(named);
         let fed = |(own, tensor): (&NamedArgument, &Tensor)| {
-            Ok((own.name.clone(), if_defined(&self.fed(tensor)?, Tensor::f_detach)?))
+            let here = if_defined(tensor, |tensor| self.prepared(&self.device.own(tensor)?))?;
+            Ok((own.name.clone(), if_defined(&here, Tensor::f_detach)?))
         };
         named.map(fed).collect::<Result<_, LayerError>>().map_err(in_operation("the inputs"))
     }
 
-    /// A tensor of the inputs on the stage's device, in the compute dtype, and in the layout of
-    /// values between layers.
-    fn fed(&self, tensor: &Tensor) -> Result<Tensor, LayerError> {
+    /// A tensor of the inputs in the compute dtype, and in the layout of values between layers.
+    fn prepared(&self, tensor: &Tensor) -> Result<Tensor, LayerError> {
         let Precision { compute, master } = self.config.precision;
-        if_defined(tensor, |tensor| {
-            let tensor = self.device.own(tensor)?;
-            let tensor = if tensor.kind() == master { tensor.f_to_kind(compute)? } else { tensor };
-            Ok(settled(tensor)?)
-        })
+        let kind = if tensor.kind() == master { compute } else { tensor.kind() };
+        Ok(settled(tensor.f_to_kind(kind)?)?)
     }
 
     /// Returns arrived values on this stage's device.

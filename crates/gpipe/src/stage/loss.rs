@@ -8,15 +8,17 @@ use tch::Tensor;
 use super::{
     StageResult,
     feed::Mode,
+    feeding::Fed,
     island::{self, Island},
     recorder::ProfiledOp,
     step::ActiveStage,
+    unread::Unread,
 };
 use crate::{
     arguments::if_defined,
     error::{LayerError, StageError},
     guard::{self, Untouched},
-    loss::{Term, not_finite},
+    loss::not_finite,
     metric::Metric,
     observer::LOSS,
     precision::Precision,
@@ -55,10 +57,9 @@ impl ActiveStage<'_> {
         graph: bool,
     ) -> StageResult<Option<Island>> {
         let losses = &self.config.losses;
-        let Some(targets) = self.step.feed.targets(micro_batch).filter(|_| !losses.is_empty())
-        else {
+        if losses.is_empty() || self.step.feed.targets(micro_batch).is_none() {
             return Ok(None);
-        };
+        }
         let _no_grad = (!graph).then(tch::no_grad_guard);
         let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
@@ -73,15 +74,10 @@ impl ActiveStage<'_> {
         };
         let seen: Vec<Tensor> =
             leaves.iter().map(widen).collect::<Result<_, LayerError>>().map_err(in_loss)?;
-        let own = |tensors: &[Tensor]| -> StageResult<Vec<Tensor>> {
-            let own = tensors.iter().map(|tensor| if_defined(tensor, |own| self.device.own(own)));
-            own.collect::<Result<_, _>>().map_err(in_loss)
-        };
-        let targets = own(targets)?;
-        let inputs = match losses.take_inputs() {
-            true => own(self.step.feed.inputs(micro_batch))?,
-            false => Vec::new(),
-        };
+        let targets = self.fed_tensors(Fed::Targets, micro_batch).map_err(in_loss)?;
+        let inputs = self.step.feed.inputs(micro_batch).iter().filter(|_| losses.take_inputs());
+        let inputs = inputs.map(|tensor| if_defined(tensor, |own| self.device.own(own)));
+        let inputs: Vec<Tensor> = inputs.collect::<Result<_, _>>().map_err(in_loss)?;
         let given = Untouched::new(seen.iter().chain(&targets).chain(&inputs)).map_err(in_loss)?;
         let (feed, slice) = (&self.step.feed, self.step.feed.slice(micro_batch));
         let random = island::random(self.config.seed, island::LOSS, feed.step, slice);
@@ -97,11 +93,20 @@ impl ActiveStage<'_> {
             if let Some(at) = given.changed()? {
                 return Err(self.changed_by_loss(at, handed.2.len(), seen.len()));
             }
-            let value = self.checked_value(&sum, term)?;
-            if graph && term.trains() {
-                check_learns(&leaves, &sum, value)?;
+            if sum.numel() != 1 {
+                let shape = sum.size();
+                return Err(LayerError::Shape(format!(
+                    "the loss must be one number, got {shape:?}: sum it over the samples"
+                )));
             }
-            Ok((sum, value))
+            if graph && term.trains() {
+                check_learns(&leaves, &sum)?;
+            }
+            let position = self.config.named.len();
+            let unread = ctx.inspections.take().into_iter();
+            let unread = unread.map(|own| Unread::layer(micro_batch, position, own));
+            self.step.unread.borrow_mut().extend(unread);
+            Ok(sum)
         });
         let sums = sums.map_err(|(term, source)| match source {
             LayerError::NotFinite(value) => {
@@ -109,10 +114,9 @@ impl ActiveStage<'_> {
             }
             source => StageError::Layer { layer: term.layer(), source },
         })?;
-        let (sums, values): (Vec<Tensor>, Vec<f64>) = sums.into_iter().unzip();
         let metric_sums = self.measure(&handed.0, targets.positional)?;
         self.step.metric_sums.push((micro_batch, metric_sums));
-        self.step.loss_sums.push((micro_batch, values));
+        self.record_losses(micro_batch, &sums)?;
         Ok(graph.then(|| Island::of_loss(leaves, sums)))
     }
 
@@ -126,24 +130,20 @@ impl ActiveStage<'_> {
         }
     }
 
-    /// The value of a loss's sum over a micro-batch.
+    /// Checks the losses' sums over a micro-batch.
     ///
     /// # Errors
     /// [`LayerError::NotFinite`] with the value, unless the loss is only reported, and not across
-    /// processes, where a failing stage
-    /// would end the run. There the driver checks the loss instead, because only it sees every
-    /// process's result.
-    fn checked_value(&self, sum: &Tensor, term: &Term) -> Result<f64, LayerError> {
-        if sum.numel() != 1 {
-            let shape = sum.size();
-            return Err(LayerError::Shape(format!(
-                "the loss must be one number, got {shape:?}: sum it over the samples"
-            )));
-        }
-        let value = sum.f_double_value(&[])?;
-        match value.is_finite() || !self.config.alone || !term.trains() {
-            true => Ok(value),
-            false => Err(LayerError::NotFinite(value.to_string())),
+    /// processes, where a failing stage would end the run. There the driver checks the loss
+    /// instead, because only it sees every process's result.
+    pub(super) fn check_losses(&self, sums: &[f64]) -> StageResult<()> {
+        let mut terms = self.config.losses.0.iter().zip(sums).filter(|(term, _)| term.trains());
+        match terms.find(|(_, sum)| !sum.is_finite() && self.config.alone) {
+            None => Ok(()),
+            Some((term, sum)) => Err(StageError::NotFinite {
+                layer: LOSS.into(),
+                what: not_finite(&term.name, &sum.to_string()),
+            }),
         }
     }
 
@@ -168,10 +168,10 @@ impl ActiveStage<'_> {
 }
 
 /// Checks that the sum of a loss depends on the outputs, if anything before it is trained.
-fn check_learns(outputs: &[Tensor], sum: &Tensor, value: f64) -> Result<(), LayerError> {
+fn check_learns(outputs: &[Tensor], sum: &Tensor) -> Result<(), LayerError> {
     let trains = outputs.iter().any(Tensor::requires_grad);
     // A loss that counts no target may be a constant 0.
-    if !trains || value == 0.0 || sum.requires_grad() {
+    if !trains || sum.requires_grad() || sum.f_double_value(&[])? == 0.0 {
         return Ok(());
     }
     Err(LayerError::Value(

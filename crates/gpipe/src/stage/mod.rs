@@ -21,6 +21,9 @@
 //! - [`parameters`]: parameters; [`update`]: norm, update, moving averages
 //! - [`state`]: the stage's share of a checkpoint
 //! - [`device`]: the stage's stream, memory, and copies to other devices
+//! - [`feeding`]: inputs and targets on the stage's device
+//! - [`queue`]: what a GPU was given and may not have done
+//! - [`unread`]: values that are read from a GPU at the end of a step
 //! - [`recorder`]: time and memory of each layer, when profiling
 
 mod actions;
@@ -30,6 +33,7 @@ mod device;
 mod discarding;
 pub(crate) mod edits;
 pub(crate) mod feed;
+mod feeding;
 pub(crate) mod gradients;
 mod held;
 mod island;
@@ -38,10 +42,12 @@ mod loss;
 mod observing;
 pub(crate) mod parameters;
 mod pending;
+mod queue;
 pub(crate) mod recorder;
 pub(crate) mod reduction;
 mod state;
 mod step;
+mod unread;
 mod update;
 
 use std::{collections::HashMap, rc::Rc};

@@ -63,7 +63,7 @@ impl ActiveStage<'_> {
             match may_fail {
                 // Here, because a peak above the cap of a GPU is forgotten below.
                 true => self.device.finish()?,
-                false => self.device.synchronize()?,
+                false => self.device.settle()?,
             }
             let Stats { live, peak, .. } = self.device.memory()?;
             if !self.config.shares_device {
@@ -108,7 +108,7 @@ impl ActiveStage<'_> {
             source,
         })?;
         let Some(since) = since else { return Ok(()) };
-        self.device.synchronize().map_err(in_operation("an observer"))?;
+        self.device.settle().map_err(in_operation("an observer"))?;
         let time = Nanos(u64::try_from(since.elapsed().as_nanos()).unwrap_or(u64::MAX));
         self.observe_layer(position, micro_batch, work, When::After(time), defined(tensors))
     }

@@ -6,7 +6,7 @@ use std::{
     time::Instant,
 };
 
-use gpipe_core::{MicroBatch, lower::Part};
+use gpipe_core::{Action, MicroBatch, lower::Part};
 use gpipe_runtime::Verdict;
 use tch::Tensor;
 
@@ -15,6 +15,7 @@ use super::{
     config::StageConfig,
     device::StageDevice,
     feed::Feed,
+    feeding::UnderWay,
     gradients::Gradients,
     held::SavedActivations,
     in_operation,
@@ -22,6 +23,7 @@ use super::{
     parameters::{ParamIndex, Parameters},
     recorder::Recorder,
     reduction::Reduction,
+    unread::Unread,
 };
 use crate::{
     batch_norm::BatchStatistics,
@@ -46,6 +48,12 @@ pub(super) struct StepState {
     pub(super) statistics: Statistics,
     /// The running statistics of batch norms after this step.
     pub(super) running: Vec<(ParamIndex, Tensor)>,
+    /// Copies of inputs and targets to a GPU.
+    pub(super) under_way: RefCell<UnderWay>,
+    /// Values that are still to be read from a GPU.
+    pub(super) unread: RefCell<Vec<Unread>>,
+    /// The action that an error belongs to, if it is not the one that found it.
+    pub(super) failed: Cell<Option<Action>>,
     pub(super) loss_sums: Vec<(MicroBatch, Vec<f64>)>,
     pub(super) metric_sums: Vec<(MicroBatch, Vec<f64>)>,
     pub(super) outputs: Vec<(MicroBatch, Vec<Tensor>)>,
@@ -73,6 +81,9 @@ impl StepState {
             },
             statistics: Statistics::default(),
             running: Vec::new(),
+            under_way: RefCell::default(),
+            unread: RefCell::default(),
+            failed: Cell::new(None),
             loss_sums: Vec::new(),
             metric_sums: Vec::new(),
             outputs: Vec::new(),

@@ -134,7 +134,9 @@ impl Parameters {
             }
             let momentum = seen.first().and_then(|(_, seen)| seen.momentum);
             for seen in config.norms_follow.together(seen) {
-                let Some((count, mean, squares)) = combine(seen)? else { continue };
+                let Some((count, mean, squares)) = combine(seen)? else {
+                    continue;
+                };
                 places.push((layer, first, momentum));
                 all.push(BatchMoments { count, mean, squares });
             }

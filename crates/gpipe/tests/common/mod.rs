@@ -17,14 +17,18 @@ use gpipe::{
 };
 use tch::{Device, Kind, Tensor};
 
+/// Whether the stages of this run are on GPUs (GPIPE_TEST_DEVICES).
+pub fn on_gpus() -> bool {
+    std::env::var("GPIPE_TEST_DEVICES").is_ok_and(|all| all.contains("cuda"))
+}
+
 /// Whether the stages of this run are on GPUs (GPIPE_TEST_DEVICES), where a test that is about CPUs
 /// is left out. It writes the reason to the file that GPIPE_SKIP_LOG names.
 pub fn is_about_cpus(test: &str, why: &str) -> bool {
-    let on_gpus = std::env::var("GPIPE_TEST_DEVICES").is_ok_and(|all| all.contains("cuda"));
-    if on_gpus {
+    if on_gpus() {
         log_skipped(&format!("{test}, on GPUs: {why}"));
     }
-    on_gpus
+    on_gpus()
 }
 
 /// Adds a line to the file of skipped tests.

@@ -1,0 +1,90 @@
+//! Values on a GPU that the stage reads once, at the end of the step: reading one earlier would
+//! make the thread wait for the GPU.
+
+use gpipe_core::{Action, MicroBatch, Op};
+use tch::Tensor;
+
+use super::{StageResult, in_operation, step::ActiveStage};
+use crate::{
+    error::{LayerError, StageError},
+    inspect::{Check, Inspection, Values},
+    observer::LOSS,
+};
+
+/// Values of a micro-batch, and what they are for.
+pub(super) struct Unread {
+    micro_batch: MicroBatch,
+    values: Values,
+    of: Of,
+}
+
+enum Of {
+    /// A check that the layer at this position asked for; a loss, if there is no such layer.
+    Layer(usize, Check),
+    /// The sums of the losses.
+    Losses,
+}
+
+impl Unread {
+    pub(super) fn layer(micro_batch: MicroBatch, position: usize, inspection: Inspection) -> Self {
+        let Inspection { values, check } = inspection;
+        Self { micro_batch, values, of: Of::Layer(position, check) }
+    }
+}
+
+impl ActiveStage<'_> {
+    /// Records the sums of the losses over a micro-batch: now, or at the end of the step where the
+    /// thread does not wait for the GPU.
+    pub(super) fn record_losses(
+        &mut self,
+        micro_batch: MicroBatch,
+        sums: &[Tensor],
+    ) -> StageResult<()> {
+        let values = || -> Result<Values, LayerError> {
+            let _no_grad = tch::no_grad_guard();
+            let flat = sums.iter().map(|sum| sum.f_detach()?.f_reshape([1]));
+            Values::new(&Tensor::f_cat(&flat.collect::<Result<Vec<_>, _>>()?, 0)?)
+        };
+        let values = values().map_err(in_operation("the losses"))?;
+        self.step.unread.borrow_mut().push(Unread { micro_batch, values, of: Of::Losses });
+        match self.device.runs_ahead() {
+            true => Ok(()),
+            false => self.read_values(),
+        }
+    }
+
+    /// Reads everything in one copy, and checks it in order.
+    pub(super) fn read_values(&mut self) -> StageResult<()> {
+        let all = self.step.unread.take();
+        let values: Vec<&Values> = all.iter().map(|own| &own.values).collect();
+        let read = Values::read(&values).map_err(in_operation("reading values"))?;
+        for (Unread { micro_batch, of, .. }, values) in all.into_iter().zip(read) {
+            self.check_values(micro_batch, of, &values).inspect_err(|_| {
+                let action = Action { stage: self.config.stage, op: Op::Forward(micro_batch) };
+                self.step.failed.set(self.device.runs_ahead().then_some(action));
+            })?;
+        }
+        Ok(())
+    }
+
+    fn check_values(
+        &mut self,
+        micro_batch: MicroBatch,
+        of: Of,
+        values: &Tensor,
+    ) -> StageResult<()> {
+        match of {
+            Of::Layer(position, check) => check(values).map_err(|source| StageError::Layer {
+                layer: self.config.named.get(position).map_or(LOSS, |own| &own.name).to_owned(),
+                source,
+            }),
+            Of::Losses => {
+                let sums = Vec::<f64>::try_from(values);
+                let sums = sums.map_err(|error| in_operation("the losses")(error.into()))?;
+                self.check_losses(&sums)?;
+                self.step.loss_sums.push((micro_batch, sums));
+                Ok(())
+            }
+        }
+    }
+}
