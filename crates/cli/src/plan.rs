@@ -279,6 +279,8 @@ fn find(
 ) -> Result<Found, CliError> {
     // Set here, where all plans are made, so that advice uses the same costs.
     source.costs.replicated = config.pipeline.replicas > 1;
+    source.costs.own_memory =
+        config.pipeline.devices.0.iter().any(|own| *own != gpipe::Device::Cpu);
     let samples = config.samples_of_a_pipeline();
     let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
     let mut powers: Vec<usize> = powers_of_two(samples).collect();

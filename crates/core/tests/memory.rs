@@ -173,6 +173,8 @@ fn random_bytes(random: &mut Stream) -> StageBytes {
         backward_weight: bytes(80),
         first_backward_weight: bytes(110),
         update: bytes(30),
+        // Here all devices share one memory.
+        ahead: Bytes(0),
     }
 }
 

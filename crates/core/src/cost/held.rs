@@ -16,6 +16,10 @@ pub(super) struct Layers<'a> {
     /// Whether a forward that discards keeps the outputs of products.
     pub selective: bool,
     pub skips: Vec<SkipEnds>,
+    /// Whether the stage has a memory of its own, into which gradients are copied that arrive.
+    pub own_memory: bool,
+    /// The gradients of the outputs, which arrive from the next stage.
+    pub output_gradients: Bytes,
 }
 
 /// What a backward does with the gradients of the weights.
@@ -96,10 +100,22 @@ impl Layers<'_> {
                 now = now.saturating_add(signed(cost.kept) - signed(had));
             }
             let bytes = |signed: i64| Bytes(u64::try_from(signed).unwrap_or(0));
-            return ActionMemory { peak: bytes(most), after: bytes(now) };
+            let own = ActionMemory { peak: bytes(most), after: bytes(now) };
+            return self.without_arrived(own, 0..self.costs.len());
         }
         let start = self.segments.last().map_or(0, |segment| segment.start);
-        self.keeping(start..self.costs.len())
+        self.without_arrived(self.keeping(start..self.costs.len()), start..self.costs.len())
+    }
+
+    /// What recomputing these layers holds, without the skips that the stage received: the layers
+    /// that pop them keep them as outputs, and the stage has held them since the forward.
+    fn without_arrived(&self, own: ActionMemory, layers: Range<usize>) -> ActionMemory {
+        let popped = |skip: &&SkipEnds| {
+            skip.stash.is_none() && skip.pop.is_some_and(|pop| layers.contains(&pop))
+        };
+        let all = self.skips.iter().filter(|_| self.own_memory).filter(popped);
+        let arrived: Bytes = all.map(|skip| skip.bytes).sum();
+        ActionMemory { peak: own.peak - arrived, after: own.after - arrived }
     }
 
     /// The peak of a backward, above its start. Layers run from the last to the first, and each
@@ -109,12 +125,19 @@ impl Layers<'_> {
             true => self.segments.clone(),
             false => Remat::Never.segment_ranges(self.gradients.len()),
         };
-        let (mut now, mut most) = (0_i64, 0_i64);
+        let arrived = if self.own_memory { signed(self.output_gradients) } else { 0 };
+        let returned = |skip: &SkipEnds| {
+            let is_it = self.own_memory && skip.stash.is_some() && skip.pop.is_none();
+            if is_it { signed(skip.bytes.min(skip.gradient)) } else { 0 }
+        };
+        let mut now = self.skips.iter().map(returned).fold(arrived, i64::saturating_add);
+        let mut most = now;
         for (number, segment) in segments.iter().enumerate().rev() {
             let last = number + 1 == segments.len();
             let end = if last { self.costs.len() } else { segment.end };
             if !last {
                 let again = self.keeping(segment.start..end);
+                let again = self.without_arrived(again, segment.start..end);
                 most = most.max(now.saturating_add(signed(again.peak)));
                 now = now.saturating_add(signed(again.after));
             }
@@ -133,6 +156,7 @@ impl Layers<'_> {
                 // stage.
                 let outputs = match self.costs.get(layer + 1) {
                     Some(next) => next.input_gradients,
+                    None if self.own_memory => self.output_gradients,
                     None => Bytes(0),
                 };
                 let mut change = signed(cost.input_gradients) + signed(left)
@@ -144,7 +168,19 @@ impl Layers<'_> {
                     let gradient = signed(skip.gradient);
                     let was_here = skip.stash == Some(layer) && skip.pop.is_some();
                     let comes = if skip.pop == Some(layer) { gradient } else { 0 };
-                    change = change.saturating_add(comes - if was_here { gradient } else { 0 });
+                    let goes = if was_here { gradient } else { 0 };
+                    change = change.saturating_add(comes - goes);
+                    if skip.stash == Some(layer) {
+                        change = change.saturating_sub(returned(skip));
+                    }
+                    // It was recomputed from a skip that stays.
+                    if segmented
+                        && self.own_memory
+                        && skip.stash.is_none()
+                        && skip.pop == Some(layer)
+                    {
+                        change = change.saturating_add(signed(skip.bytes));
+                    }
                 }
                 now = now.saturating_add(change);
             }

@@ -3,16 +3,17 @@
 //! source.
 //!
 //! - `layer`: the costs of one layer
+//! - `bytes`: what the stages of a cut hold and send
 //! - `held`: what a stage's layers hold together
 //! - `spread`: how far measured times are apart
 
+mod bytes;
 mod held;
 mod layer;
 mod spread;
 
 use std::{collections::BTreeMap, ops::Range};
 
-use held::{Gradients, Layers, SkipEnds};
 pub use layer::LayerCost;
 use layer::{Sizes, between};
 use serde::{Deserialize, Serialize};
@@ -20,11 +21,11 @@ pub use spread::Spread;
 
 use crate::{
     ids::LayerId,
-    memory::{ActionMemory, EdgeBytes, StageBytes},
+    memory::EdgeBytes,
     remat::Remat,
     schedule::Schedule,
     simulate::{LinkCost, StageCost},
-    topology::{Across, Purpose},
+    topology::Across,
     units::{Bytes, Nanos},
 };
 
@@ -146,6 +147,10 @@ pub struct ModelCosts {
     pub fed: Bytes,
     /// The transport between any two devices.
     pub transport: Transport,
+    /// Whether every device has a memory of its own, as GPUs have. A stage copies into it what it
+    /// is fed and what it receives. Otherwise a message is memory of its sender.
+    #[serde(default)]
+    pub own_memory: bool,
     /// Whether gradients are all-reduced with other replicas, in copies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replicated: bool,
@@ -363,114 +368,6 @@ impl ModelCosts {
     fn with_loss<'a>(&self, range: &Range<usize>, costs: &'a [LayerCost]) -> &'a [LayerCost] {
         let end = if range.end == self.layers.len() { range.end + 1 } else { range.end };
         costs.get(range.start..end).unwrap_or_default()
-    }
-
-    /// The bytes of a stage with the layers in `range`, in micro-batches of `samples` samples. See
-    /// [`ModelCosts::stage_cost`].
-    pub fn stage_bytes(
-        &self,
-        range: Range<usize>,
-        costs: &[LayerCost],
-        samples: usize,
-        remat: Remat,
-    ) -> StageBytes {
-        let states = &self.layers[range.clone()];
-        let uses = |tie: &&TieCost| tie.layers.iter().any(|layer| range.contains(layer));
-        let tied = self.ties.iter().filter(uses).map(|tie| tie.parameters + tie.optimizer);
-        let own = states.iter().map(|state| state.parameters + state.optimizer);
-        // The owner of a tied weight copies the gradients' sum for every other stage that uses it:
-        // at most one copy per use elsewhere.
-        let owned =
-            self.ties.iter().filter(|tie| tie.layers.first().is_some_and(|l| range.contains(l)));
-        let sums = owned.map(|tie| {
-            let elsewhere = tie.layers.iter().filter(|layer| !range.contains(layer)).count();
-            tie.parameters.times(elsewhere)
-        });
-        let update = states.iter().map(|state| state.update_peak).max().unwrap_or_default();
-        let gradients: Vec<Bytes> = states.iter().map(|state| state.gradients).collect();
-        let early: Vec<Bytes> = states.iter().map(|state| state.early).collect();
-        let layers = Layers {
-            costs: self.with_loss(&range, costs),
-            gradients: &gradients,
-            early: &early,
-            segments: remat.segment_ranges(range.len()),
-            selective: remat == Remat::Selective,
-            skips: self.skips.iter().map(|skip| self.end_in(skip, &range, samples)).collect(),
-        };
-        let kept = layers.keeping(0..layers.costs.len());
-        let statistics = states.iter().map(|state| state.statistics).sum();
-        let fed = if range.start == 0 { self.fed.times(samples) } else { Bytes(0) };
-        let with_inputs =
-            |held: ActionMemory| ActionMemory { peak: held.peak + fed, after: held.after + fed };
-        let made: Bytes = gradients.iter().copied().sum();
-        // While the copies are below the limit, one more bucket is sent. A bucket holds one layer's
-        // gradients.
-        let largest = gradients.iter().copied().max().unwrap_or_default();
-        let copies = if self.replicated { made.min(SUMS_UNDER_WAY + largest) } else { Bytes(0) };
-        StageBytes {
-            resident: own.chain(tied).sum::<Bytes>() + copies,
-            gradients: made,
-            statistics,
-            forward: with_inputs(layers.forward_discarding()),
-            forward_kept: with_inputs(ActionMemory { after: kept.after - statistics, ..kept }),
-            rematerialize: layers.rematerialize(),
-            backward: layers.backward(true, Gradients::Added),
-            backward_kept: layers.backward(false, Gradients::Added),
-            first_backward: layers.backward(true, Gradients::Made),
-            first_backward_kept: layers.backward(false, Gradients::Made),
-            split: layers.costs.iter().map(|cost| cost.split).sum(),
-            early: early.iter().copied().sum(),
-            backward_input: layers.backward(true, Gradients::Later),
-            backward_input_kept: layers.backward(false, Gradients::Later),
-            first_backward_input: layers.backward(true, Gradients::LaterMade),
-            first_backward_input_kept: layers.backward(false, Gradients::LaterMade),
-            backward_weight: layers.backward_weight(false),
-            first_backward_weight: layers.backward_weight(true),
-            update: update + sums.sum(),
-        }
-    }
-
-    /// The part of `skip` that a stage with the layers in `range` sees.
-    fn end_in(&self, skip: &SkipCost, range: &Range<usize>, samples: usize) -> SkipEnds {
-        let position = |layer: usize| range.contains(&layer).then(|| layer - range.start);
-        let trained = self.trained_before.get(skip.stash + 1).copied().unwrap_or(true);
-        SkipEnds {
-            stash: position(skip.stash),
-            pop: position(skip.pop),
-            bytes: skip.bytes.times(samples),
-            gradient: if trained { skip.gradient.times(samples) } else { Bytes(0) },
-        }
-    }
-
-    /// The sizes of the messages on the edges of a cut into `ranges`, for micro-batches of
-    /// `samples` samples.
-    pub fn edge_bytes(
-        &self,
-        ranges: &[Range<usize>],
-        costs: &[LayerCost],
-        samples: usize,
-        purposes: &[Purpose],
-    ) -> Vec<EdgeBytes> {
-        let mut boundary = 0;
-        let of = |purpose: &Purpose| match purpose {
-            Purpose::Boundary => {
-                boundary += 1;
-                let first = ranges.get(boundary).map_or(0, |range| range.start);
-                let cost = costs.get(first).copied().unwrap_or_default();
-                EdgeBytes { forward: cost.inputs, backward: cost.input_gradients }
-            }
-            Purpose::Skip(index) => {
-                let times = |bytes: fn(&SkipCost) -> Bytes| {
-                    self.skips.get(*index).map_or(Bytes(0), |skip| bytes(skip).times(samples))
-                };
-                EdgeBytes {
-                    forward: times(|skip| skip.bytes),
-                    backward: times(|skip| skip.gradient),
-                }
-            }
-            Purpose::Tie | Purpose::Vote => EdgeBytes::default(),
-        };
-        purposes.iter().map(of).collect()
     }
 
     /// The times of messages of the given sizes.

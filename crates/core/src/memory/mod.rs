@@ -12,7 +12,7 @@
 //! ```text
 //! held at an action = resident + gradients (after the first backward)
 //!                   + kept or discarded micro-batches x what they hold
-//!                   + messages x their size
+//!                   + messages x their size, or what has arrived ahead
 //!                   + split backwards x what their first half leaves
 //!                   + the early gradients that first halves compute
 //!                   + the action's own peak
@@ -89,6 +89,9 @@ pub struct StageBytes {
     pub first_backward_weight: Bytes,
     /// Peak of the norm and the update, above parameters, state and gradients.
     pub update: Bytes,
+    /// What other stages and the driver have already copied to the stage's own memory, for later
+    /// micro-batches, at most. It depends on timing.
+    pub ahead: Bytes,
 }
 
 /// The sizes of an edge's messages.
@@ -208,7 +211,9 @@ impl Moments {
 fn own_bytes(bytes: &StageBytes, moment: &Moment) -> Bytes {
     let times = |count: u32, size: Bytes| Bytes(u64::from(count).saturating_mul(size.0));
     let gradients = if moment.gradients { bytes.gradients } else { Bytes(0) };
+    let ahead = if moment.kind == Kind::Update { Bytes(0) } else { bytes.ahead };
     bytes.resident
+        + ahead
         + gradients
         + times(moment.early, bytes.early)
         + times(moment.forwards, bytes.statistics)

@@ -121,9 +121,10 @@ impl Space<'_> {
         if stage > 0 {
             self.messages[stage - 1] = message(&self.costs[range.start]);
         }
+        let messages = model.held_for_receivers(&self.messages);
         Ok(match (estimates, self.shape) {
-            (true, _) | (false, Shape::Plain) => all.peak(bytes, &self.messages),
-            (false, Shape::Tied) => least.peak(bytes, &self.messages),
+            (true, _) | (false, Shape::Plain) => all.peak(bytes, messages),
+            (false, Shape::Tied) => least.peak(bytes, messages),
             (false, Shape::Crossed) => all.peak(bytes, &[]),
         })
     }
@@ -178,7 +179,8 @@ impl Space<'_> {
             let ranges = ranges(&plan.balance);
             let stages = all.iter().zip(ranges).enumerate().map(|(stage, (moments, range))| {
                 let policy = plan.remat.of(stage);
-                moments.peak(&model.stage_bytes(range, &costs, larger, policy), edges)
+                let bytes = model.stage_bytes(range, &costs, larger, policy);
+                moments.peak(&bytes, model.held_for_receivers(edges))
             });
             Ok((stages.collect(), 1))
         })

@@ -109,6 +109,8 @@ pub struct Prediction {
     pub stages: Vec<StagePrediction>,
     /// By edge: the bytes of its messages.
     pub edges: Vec<EdgeBytes>,
+    /// Whether messages are memory of their receivers ([`ModelCosts::own_memory`]).
+    own_memory: bool,
     /// By stage: its device.
     pub placement: Vec<usize>,
 }
@@ -179,7 +181,8 @@ impl Prediction {
     /// The bytes of each device over the step. Each value holds until the next time.
     pub fn bytes(&self) -> Vec<Vec<(Nanos, Bytes)>> {
         let bytes: Vec<StageBytes> = self.stages.iter().map(|stage| stage.bytes).collect();
-        let stages = series(&self.program, &self.timeline, &bytes, &self.edges);
+        let edges = if self.own_memory { &[][..] } else { &self.edges };
+        let stages = series(&self.program, &self.timeline, &bytes, edges);
         let mut devices = vec![Vec::new(); self.program.devices.len()];
         for (own, &device) in stages.into_iter().zip(&self.placement) {
             devices[device] = together(&devices[device], &own);
@@ -261,11 +264,12 @@ pub fn predict(
     });
     let bytes: Vec<StageBytes> = bytes.collect();
     let (capacity, timeline) = simulate_with_room(&program, &simulated)?;
-    let peaks = peaks(&program, capacity, &bytes, &edges);
+    let peaks = peaks(&program, capacity, &bytes, model.held_for_receivers(&edges));
     let stages = simulated.stages.iter().zip(bytes).zip(peaks);
     let stages =
         stages.map(|((&cost, bytes), peak)| StagePrediction { cost, bytes, peak }).collect();
-    Ok(Prediction { program, timeline, stages, edges, placement })
+    let own_memory = model.own_memory;
+    Ok(Prediction { program, timeline, stages, edges, own_memory, placement })
 }
 
 /// Checks that model, devices and plan fit each other.

@@ -78,10 +78,12 @@ impl PipelineBuilder {
                 "costs are of training: give the builder a loss and an optimizer".into(),
             ));
         };
-        let CostInputs { kind, kernels, losses, average, .. } = seen;
+        let CostInputs { kind, kernels, losses, average, devices, .. } = seen;
+        let own_memory = devices.iter().any(|device| *device != Device::Cpu);
         let inputs = seen.sequence.inputs.with_samples(seen.inputs, 1);
         let losses = &losses.refs()[..];
         let training = Training { kind, kernels, losses, optimizer, average };
-        estimate(seen.sequence, &inputs, &training, sizes, rate)
+        let costs = estimate(seen.sequence, &inputs, &training, sizes, rate)?;
+        Ok(ModelCosts { own_memory, ..costs })
     }
 }
