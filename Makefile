@@ -63,8 +63,8 @@ bench-python: setup ## The Python package beside the native engine and PyTorch's
 bench-bilingual: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)
 	python3 benchmarks/bilingual.py
 
-python: ## Build the Python package into python/env (fetches PyTorch once, 3 GB; 7 minutes on two cores; needs python3-venv, python3-dev)
-	@python3 scripts/python.py
+python: ## Build the Python package into python/env (fetches PyTorch once, 3 GB; 7 minutes on two cores; needs python3-venv, python3-dev; ARGS=--simulated-gpus)
+	@python3 scripts/python.py $(ARGS)
 
 test-python: ## All tests of the Python package: the whole zoo at every K, schedule and policy (half an hour on two cores)
 	@python3 scripts/python.py --tests

@@ -2,12 +2,13 @@
 """Builds the Python package into an environment, python/env, over the PyTorch that pytorch.py
 caches.
 
-Usage: python.py [--dev] [--tests]        (make python, make test-python)
+Usage: python.py [--dev] [--tests] [--simulated-gpus]        (make python, make test-python)
 
 The environment refers to the cached PyTorch by a .pth file, so there is no second copy. pip
 fetches maturin into it, and cargo the crates that the package is made of. --dev builds faster and
-runs slower. --tests adds what the tests need: pytest, transformers and what it imports. The wheel
-stays in python/wheels, and works in any environment with PyTorch 2.11.0:
+runs slower. --simulated-gpus adds simulated GPUs to the environment. --tests adds what the tests
+need: those, pytest, transformers and what it imports. The wheel stays in python/wheels, and works
+in any environment with PyTorch 2.11.0:
 
     pip install --no-deps python/wheels/gpipe_torch-*.whl
 
@@ -86,14 +87,27 @@ def build(interpreter, dev):
     run(interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
 
 
+def simulated_gpus():
+    """Builds simulated GPUs, and puts them beside the installed package and its sources."""
+    run(sys.executable, ROOT / "scripts/setup.py")
+    run("cargo", "build", "--locked", "--package", "gpipe-simulated-gpu", cwd=ROOT)
+    built = ROOT / "target/debug/simulated-gpu/libtorch_cuda.so"
+    site = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
+    for folder in (site / "gpipe", FOLDER / "gpipe"):
+        shutil.copy(built, folder / "libgpipe_simulated_gpus.so")
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--dev", action="store_true", help="build faster, run slower")
     parser.add_argument("--tests", action="store_true", help="install what the tests need")
+    parser.add_argument("--simulated-gpus", action="store_true", help="add simulated GPUs")
     options = parser.parse_args()
     check()
     interpreter = environment(torch_folders(), options.tests)
     build(interpreter, options.dev)
+    if options.tests or options.simulated_gpus:
+        simulated_gpus()
     print(f"{packages.PROGRAM}: gpipe is in {ENVIRONMENT}: run {interpreter}", file=sys.stderr)
 
 

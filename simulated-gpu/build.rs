@@ -25,10 +25,22 @@ fn build(lib: &Path) {
         .cpp(true)
         .std("c++17")
         .files(
-            ["call", "hooks", "interface", "kernels", "memory", "operators", "order", "pinned"]
-                .map(source),
+            // The first one silences warnings about what the others replace.
+            [
+                "quiet",
+                "call",
+                "hooks",
+                "interface",
+                "kernels",
+                "memory",
+                "operators",
+                "order",
+                "pinned",
+            ]
+            .map(source),
         )
-        .files(["settings", "streams"].map(source))
+        // The last one finds the kernels of all others.
+        .files(["settings", "streams", "takeover"].map(source))
         .includes([torch.join("include"), torch.join("include/torch/csrc/api/include")])
         .flag("-D_GLIBCXX_USE_CXX11_ABI=1")
         .flag_if_supported("-Wno-unused-parameter")

@@ -18,7 +18,13 @@ Importing it replaces PyTorch's CPU allocator by one that counts memory by stage
 same outside of layers. See the guide "From PyTorch in five minutes".
 """
 
-import torch  # its libtorch is the one that the native part is linked with
+from . import _simulated
+
+_simulated.load()
+
+import torch  # noqa: E402 (its libtorch is the one that the native part is linked with)
+
+_simulated.tell(torch)
 
 _BUILT_FOR = "2.11.0"
 if torch.__version__.split("+")[0] != _BUILT_FOR:

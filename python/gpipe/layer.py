@@ -177,10 +177,10 @@ class Layer:
     def __call__(self, parameters: tuple, inputs: tuple):
         held = self.held
         if self.is_unchecked and (held is None or torch.is_grad_enabled()):
-            self.hold(parameters)
+            self.hold(parameters, inputs)
             return self.watched(inputs)
         if not all(map(operator.is_, parameters, held)):
-            self.hold(parameters)
+            self.hold(parameters, inputs)
         if self.is_plain:  # one tensor to one tensor, and nothing to look after
             output = self.module(inputs[0])
             if type(output) is torch.Tensor:
@@ -252,7 +252,7 @@ class Layer:
                 f"{describe(self.gives)}")
         return tuple(tensors)
 
-    def hold(self, parameters: tuple) -> None:
+    def hold(self, parameters: tuple, inputs: tuple) -> None:
         """Puts the engine's tensors into the module."""
         for place, tensor in zip(self.places, parameters):
             if place is not None:
@@ -260,9 +260,10 @@ class Layer:
                 table[name] = tensor
         for own in self.recurrent:  # they keep a second list of their weights
             own._flat_weights = [getattr(own, name, None) for name in own._flat_weights_names]
-        if parameters and parameters[0].device.type != "cpu":
-            self.move_buffers(parameters[0].device)
         self.held = parameters
+        here = next((own.device for own in (*parameters, *inputs) if own is not None), None)
+        if here is not None and here.type != "cpu":
+            self.move_buffers(here)
         self.is_plain = (self.takes.is_tensor and self.gives.is_tensor
                          and not self.buffers and not self.has_skips)
 
@@ -275,6 +276,12 @@ class Layer:
         known = {id(value) for value in self.held}
         self.buffers = [(name, own) for name, own in self.module.named_buffers()
                         if id(own) not in known]
+
+    def device(self) -> torch.device:
+        """Where the module's tensors are: at first on the CPU, later on its stage's device."""
+        for own in (*self.module.parameters(), *self.module.buffers()):
+            return own.device
+        return torch.device("cpu")
 
     def check_buffers(self, versions: list[int]) -> None:
         for (name, own), version in zip(self.buffers, versions):
@@ -309,8 +316,11 @@ class Layer:
 
     def _infer_fake(self, inputs, popped):
         with FakeTensorMode(allow_non_fake_inputs=True) as mode, torch.no_grad():
+            device = self.device()
+
             def made(specs):
-                return [torch.empty(shape, dtype=getattr(torch, dtype)) for shape, dtype in specs]
+                return [torch.empty(shape, dtype=getattr(torch, dtype), device=device)
+                        for shape, dtype in specs]
 
             values = {}
             for own in self.module.modules():
@@ -338,11 +348,12 @@ class Layer:
     def _infer_small(self, inputs, popped):
         """Runs the module with one sample and with two, on zeros, and extends the sizes."""
         samples = inputs[0][0][0] if inputs and inputs[0][0] else 0
-        found = []
+        device, found = self.device(), []
         for count in (1, 2):
             def made(specs):
                 return [torch.zeros([count, *shape[1:]] if shape and shape[0] == samples else shape,
-                                    dtype=getattr(torch, dtype)) for shape, dtype in specs]
+                                    dtype=getattr(torch, dtype), device=device)
+                        for shape, dtype in specs]
 
             with torch.no_grad(), torch.random.fork_rng(devices=[]):
                 found.append(self._run(made(inputs), made(popped)))

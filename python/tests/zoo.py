@@ -291,7 +291,8 @@ def random_operators():
             if not self.training:
                 return x
             mask = torch.empty_like(x).bernoulli_(0.8)
-            return x * mask + torch.randn_like(x) * 0.1 + torch.rand(x.shape[1:]) * 0.1
+            noise = torch.randn_like(x) + torch.rand(x.shape[1:], device=x.device)
+            return x * mask + noise * 0.1
 
     class Shuffle(nn.Module):
         def forward(self, x):

@@ -59,10 +59,16 @@ struct CUDAHooks final : CUDAHooksInterface {
   void deviceSynchronize(DeviceIndex device) const override {
     c10::impl::VirtualGuardImpl(kCUDA).synchronizeDevice(device);
   }
+  // There is no cuDNN: libtorch then takes its own operators.
+  bool compiledWithCuDNN() const override { return false; }
+  long versionCuDNN() const override { return 0; }
+  long versionRuntimeCuDNN() const override { return 0; }
+  long versionCuDNNFrontend() const override { return 0; }
   std::string showConfig() const override { return "simulated GPUs"; }
 };
 
-REGISTER_CUDA_HOOKS(CUDAHooks);
+// Before those of PyTorch's own CUDA part, if that is loaded, too.
+C10_REGISTER_CLASS_WITH_PRIORITY(CUDAHooksRegistry, CUDAHooks, c10::REGISTRY_PREFERRED, CUDAHooks)
 
 } // namespace
 

@@ -1,9 +1,11 @@
 // Operators that need a kernel of their own: they allocate, or move bytes between devices.
 #include "call.h"
 #include "memory.h"
+#include "operators.h"
 #include "pinned.h"
 #include "streams.h"
 #include <ATen/EmptyTensor.h>
+#include <algorithm>
 #include <cstring>
 #include <torch/library.h>
 
@@ -152,6 +154,10 @@ const Tensor &resize_(const Tensor &self, c10::IntArrayRef size,
   return self;
 }
 
+// As they are registered below.
+constexpr const char *kOwn[] = {"aten::empty.memory_format", "aten::empty_strided", "aten::copy_",
+                                "aten::record_stream", "aten::resize_"};
+
 TORCH_LIBRARY_IMPL(aten, CUDA, m) {
   m.impl("empty.memory_format", &empty);
   m.impl("empty_strided", &empty_strided);
@@ -161,5 +167,10 @@ TORCH_LIBRARY_IMPL(aten, CUDA, m) {
 }
 
 } // namespace
+
+bool is_own(const c10::OperatorName &name) {
+  const std::string full = toString(name);
+  return std::any_of(std::begin(kOwn), std::end(kOwn), [&](const char *own) { return full == own; });
+}
 
 } // namespace simulated

@@ -1,5 +1,6 @@
 // Every operator that has no kernel of its own here: the CPU's kernel, at once, on views of the
 // device's memory.
+#include "operators.h"
 #include "call.h"
 #include "memory.h"
 #include "streams.h"
@@ -200,7 +201,11 @@ private:
   }
 };
 
+} // namespace
+
 void run_on_cpu(const c10::OperatorHandle &op, torch::jit::Stack *stack) { Call(op, *stack).run(); }
+
+namespace {
 
 TORCH_LIBRARY_IMPL(_, CUDA, m) {
   m.fallback(torch::CppFunction::makeFromBoxedFunction<&run_on_cpu>());

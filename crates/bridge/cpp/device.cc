@@ -21,9 +21,12 @@ constexpr const char *kLibrary = "libtorch_cuda.so";
 // The simulator alone has it.
 constexpr const char *kCounts = "gpipe_simulated_counts";
 
-// The simulator lies in a folder beside the program, or beside the program's folder, where cargo
-// puts tests and examples. Elsewhere LD_LIBRARY_PATH names it.
+// Python loads the simulator before PyTorch. Otherwise it lies in a folder beside the program, or
+// beside the program's folder, where cargo puts tests and examples. Elsewhere LD_LIBRARY_PATH names
+// it.
 void *load_simulator() {
+  if (dlsym(RTLD_DEFAULT, kCounts) != nullptr)
+    return dlopen(nullptr, RTLD_NOW);
   std::error_code error;
   std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error);
   for (int up = 0; up < 2; up++) {
