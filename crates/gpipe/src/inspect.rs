@@ -60,6 +60,8 @@ impl Inspections {
         match values.0.device() {
             Device::Cpu => check(&values.0),
             _ => {
+                // A copy: the layer may go on to change the tensor in place.
+                let values = Values(values.0.f_detach_copy()?);
                 self.0.borrow_mut().push(Inspection { values, check: Box::new(check) });
                 Ok(())
             }

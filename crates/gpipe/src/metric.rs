@@ -10,7 +10,8 @@ pub trait Metric: Send + Sync + 'static {
     fn name(&self) -> &str;
 
     /// The sum over the samples (or targets) of a micro-batch. Outputs are in float32 when the
-    /// pipeline computes in bfloat16 or float16.
+    /// pipeline computes in bfloat16 or float16. On a GPU a loss refuses targets out of range only
+    /// later: a lookup by target must replace them, or the GPU is lost for the process.
     ///
     /// # Errors
     /// An error of libtorch, or values that the metric cannot take.
@@ -107,8 +108,13 @@ impl Metric for TopK {
         let counts = target.f_ne(self.ignore)?;
         // An ignored target may not be a valid class. Class 0 replaces it and is masked below.
         let class = target.f_mul(&counts.f_to_kind(target.kind())?)?.f_unsqueeze(-1)?;
-        let own = output.f_gather(-1, &class, false)?;
         let classes = output.size().last().copied().unwrap_or(0);
+        // On a GPU the loss finds a wrong class after this, and the lookup must not fail before.
+        let class = match output.device() {
+            tch::Device::Cpu => class,
+            _ => class.f_clamp(0, classes - 1)?,
+        };
+        let own = output.f_gather(-1, &class, false)?;
         let places = Tensor::f_arange(classes, (Kind::Int64, output.device()))?;
         let equal = output.f_eq_tensor(&own)?.f_logical_and(&places.f_lt_tensor(&class)?)?;
         let before = output.f_gt_tensor(&own)?.f_logical_or(&equal)?;

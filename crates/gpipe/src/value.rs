@@ -10,7 +10,7 @@ use tch::Tensor;
 #[derive(Debug, Default)]
 pub struct Value {
     tensors: Vec<Option<Tensor>>,
-    /// Signals that the tensors are ready, if they are still being copied from another device.
+    /// Signals that the tensors are ready, if a GPU still computes or copies them.
     ready: Option<Event>,
 }
 

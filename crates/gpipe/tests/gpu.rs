@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Features, Recipe, Run, assert_close, assert_same_bits, batch, log_skipped, model};
-use gpipe::{Bytes, Device, Remat};
+use gpipe::{Bytes, Device, Remat, TopK};
 use tch::Kind;
 
 /// Whether `test` must be skipped; if so, writes that to the log.
@@ -201,7 +201,7 @@ fn gpu_values_out_of_range_fail_the_step_and_change_nothing() {
     }
     let last = Device::Cuda(Device::gpus() - 1);
     let run = Run { stages: 2, ..Run::plain() };
-    let builder = run.builder(model(Features::plain()), 4);
+    let builder = run.builder(model(Features::plain()), 4).metric(TopK::new(2));
     let mut pipeline = builder.devices([GPU, last]).build().unwrap();
     let (inputs, targets) = batch(8, 1);
     pipeline.train_step(&inputs, &targets).unwrap();
@@ -215,9 +215,13 @@ fn gpu_values_out_of_range_fail_the_step_and_change_nothing() {
             wrong
         };
         let (x, y) = (wrong(&inputs, what == "token"), wrong(&targets, what == "target"));
-        let error = pipeline.train_step(&x, &y).unwrap_err().to_string();
-        for part in [what, "999", &format!("micro-batch {micro_batch}")] {
-            assert!(error.contains(part), "no '{part}' in: {error}");
+        for error in
+            [pipeline.train_step(&x, &y).unwrap_err(), pipeline.evaluate(&x, &y).unwrap_err()]
+        {
+            let error = error.to_string();
+            for part in [what, "999", &format!("micro-batch {micro_batch}")] {
+                assert!(error.contains(part), "no '{part}' in: {error}");
+            }
         }
         assert_same_bits(&common::flat(&mut pipeline), &before, what);
     }

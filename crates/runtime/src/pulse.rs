@@ -27,8 +27,8 @@ struct Pulse {
     progress: AtomicU64,
     /// Position in the device's list.
     position: AtomicU64,
-    /// Actions before that position that the device had not done when it was last looked at.
-    open: AtomicU64,
+    /// Position of the oldest action that the device had not done when it was last looked at.
+    undone: AtomicU64,
 }
 
 impl Pulses {
@@ -38,7 +38,7 @@ impl Pulses {
             beat: AtomicU64::new(0),
             progress: AtomicU64::new(0),
             position: AtomicU64::new(IDLE),
-            open: AtomicU64::new(0),
+            undone: AtomicU64::new(IDLE),
         };
         Self { origin: Instant::now(), devices: (0..devices).map(|_| pulse()).collect() }
     }
@@ -77,16 +77,27 @@ impl Pulses {
         }
     }
 
-    /// Records how many actions before its position `device` has not done.
-    pub fn leaves_open(&self, device: usize, open: usize) {
+    /// Records that `device` has done more of what it was given. This is also a beat.
+    pub fn come_on(&self, device: usize) {
         if let Some(pulse) = self.devices.get(device) {
-            pulse.open.store(open as u64, Ordering::Relaxed);
+            let now = self.now();
+            pulse.beat.store(now, Ordering::Relaxed);
+            pulse.progress.store(now, Ordering::Relaxed);
         }
     }
 
-    /// How many actions before its position `device` had not done when it was last looked at.
-    pub fn open(&self, device: usize) -> usize {
-        self.devices.get(device).map_or(0, |pulse| pulse.open.load(Ordering::Relaxed) as usize)
+    /// Records the position of the oldest action that `device` has not done (`None`: it has done
+    /// all that it was given).
+    pub fn leave_undone(&self, device: usize, position: Option<usize>) {
+        if let Some(pulse) = self.devices.get(device) {
+            pulse.undone.store(position.map_or(IDLE, |p| p as u64), Ordering::Relaxed);
+        }
+    }
+
+    /// The position of the oldest action that `device` had not done when it was last looked at.
+    pub fn undone(&self, device: usize) -> Option<usize> {
+        let position = self.devices.get(device)?.undone.load(Ordering::Relaxed);
+        (position != IDLE).then_some(position as usize)
     }
 
     /// How long ago `device` last gave a sign of life.

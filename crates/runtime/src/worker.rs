@@ -132,7 +132,7 @@ struct Stop;
 
 struct Worker<'a, E: StageExecutor> {
     device: usize,
-    /// Actions that the device had not done when it was last looked at.
+    /// Actions that the device may not have done.
     open: usize,
     stages: &'a mut [E],
     step: &'a Step<E>,
@@ -152,7 +152,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
 
     fn run(&mut self, feeds: Vec<E::Feed>) -> Result<Vec<(StageId, E::Outcome)>, Stop> {
         let step = self.step;
-        step.pulses.leaves_open(self.device, 0);
+        step.pulses.leave_undone(self.device, None);
         step.pulses.advance(self.device, Some(0)); // the start counts as the first action
         for (index, feed) in feeds.into_iter().enumerate() {
             let first = Action {
@@ -178,6 +178,8 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             self.clock.spend(action, &step.recomputed);
             let end = self.clock.now();
             self.actions.push(TimedAction { action, start, end });
+            // Until the device says otherwise.
+            self.open += usize::from(!action.op.communicates());
             self.guard(action, index, |executor| executor.after(action, end - start))?;
         }
         let last = list.last().copied();

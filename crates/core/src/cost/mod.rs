@@ -148,7 +148,9 @@ pub struct ModelCosts {
     /// The transport between any two devices.
     pub transport: Transport,
     /// Whether every device has a memory of its own, as GPUs have. A stage copies into it what it
-    /// is fed and what it receives. Otherwise a message is memory of its sender.
+    /// is fed and what it receives. Otherwise a message is memory of its sender. It holds for all
+    /// stages: beside GPUs, a stage on a CPU may hold more for its messages, and two stages on one
+    /// GPU less.
     #[serde(default)]
     pub own_memory: bool,
     /// Whether gradients are all-reduced with other replicas, in copies.

@@ -196,7 +196,13 @@ impl Pipeline {
             return error;
         }
         match self.run(Task { check_finite: true, ..task }) {
-            Err(found) if found.is_not_finite() => found,
+            // Or what a layer finds wrong with a value, which on a GPU may be known after the NaN.
+            Err(found)
+                if found.is_not_finite()
+                    || found.layer().is_some() && !found.is_out_of_memory() =>
+            {
+                found
+            }
             _ => error, // the NaN did not recur: keep the first error
         }
     }

@@ -70,17 +70,18 @@ impl StageExecutor for Stage {
     }
 
     fn waits(&self, action: Action) -> bool {
-        self.device.is_gpu()
-            && match action.op {
-                Op::Norm => true,
-                op => op.computes().is_some() && self.reads_within(op.goes_back().is_some()),
-            }
+        self.device.is_gpu() && self.reads_within(action.op)
     }
 
     fn is_ready(&mut self, transfer: Transfer, value: &Value) -> StageResult<bool> {
-        let reads = self.reads_within(transfer.direction == Direction::Backward);
+        // The action that the value is for.
+        let op = match (transfer.micro_batch, transfer.direction) {
+            (Some(m), Direction::Forward) => Op::Forward(m),
+            (Some(m), Direction::Backward) => Op::Backward(m),
+            (None, _) => Op::Norm,
+        };
         match value.ready() {
-            Some(event) if reads || !self.device.is_gpu() => {
+            Some(event) if !self.device.is_gpu() || self.reads_within(op) => {
                 event.is_done().map_err(|error| in_operation("receiving")(error.into()))
             }
             _ => Ok(true),
@@ -216,15 +217,25 @@ fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
 }
 
 impl Stage {
-    /// Whether a forward or backward looks at values of the device before it returns: for metrics,
-    /// or to sum gradients over replicas.
-    fn reads_within(&self, goes_back: bool) -> bool {
-        if goes_back {
-            return self.replicas.is_some();
+    /// Whether an action looks at values of the device before it returns: the norm, metrics,
+    /// outputs and input gradients for the caller, and gradients for the other replicas.
+    fn reads_within(&self, op: Op) -> bool {
+        let Some(StepState { feed, .. }) = &self.step else { return false };
+        let is_last = |m: MicroBatch| m.index() + 1 == feed.slices.len();
+        let sums = |m| self.replicas.is_some() && feed.part == Part::Step && is_last(m);
+        let returns_input_grads = feed.input_grads && self.config.edges.boundary_in.is_none();
+        match op {
+            Op::Norm | Op::Reduce => true,
+            Op::Forward(_) => {
+                let measures = feed.mode == Mode::Evaluate || self.config.training_metrics;
+                let measures = measures && !self.config.metrics.is_empty();
+                self.config.last && (measures || feed.part == Part::Forward)
+            }
+            Op::Backward(m) => sums(m) || returns_input_grads,
+            Op::BackwardInput(_) => returns_input_grads,
+            Op::BackwardWeight(m) => sums(m),
+            _ => false,
         }
-        let mode = self.step.as_ref().map_or(Mode::Train, |step| step.feed.mode);
-        let measures = mode == Mode::Evaluate || self.config.training_metrics;
-        self.config.last && measures && !self.config.metrics.is_empty()
     }
 
     fn layer_bytes(&self, recorder: &mut Recorder) -> Vec<LayerBytes> {

@@ -15,7 +15,6 @@ use super::{
     island::{Island, LayerRun},
     recorder::ProfiledOp,
     step::ActiveStage,
-    unread::Unread,
 };
 use crate::{
     arguments::{NamedArgument, defined, if_defined},
@@ -119,9 +118,7 @@ impl ActiveStage<'_> {
             let forward = || run.forward(values, pops, cache, graph);
             let ran = products.around(&run.layer.name, forward)?;
             self.put_cache(position, micro_batch, ran.cache);
-            let unread =
-                ran.inspections.into_iter().map(|own| Unread::layer(micro_batch, position, own));
-            self.step.unread.borrow_mut().extend(unread);
+            self.inspect(micro_batch, position, ran.inspections)?;
             for (name, tensor) in ran.stashed {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));

@@ -12,7 +12,6 @@ use super::{
     island::{self, Island},
     recorder::ProfiledOp,
     step::ActiveStage,
-    unread::Unread,
 };
 use crate::{
     arguments::if_defined,
@@ -85,6 +84,7 @@ impl ActiveStage<'_> {
         let handed = losses.split(seen.iter().map(Tensor::shallow_clone).collect());
         let (inputs, targets) =
             (self.config.inputs.split(&inputs), self.config.targets.split(&targets));
+        let mut inspections = Vec::new();
         let sums = losses.each(&handed, (inputs, targets), |term, ctx| {
             let sum = guard::catching(|| {
                 let _no_grad = (!term.trains()).then(tch::no_grad_guard);
@@ -102,10 +102,7 @@ impl ActiveStage<'_> {
             if graph && term.trains() {
                 check_learns(&leaves, &sum)?;
             }
-            let position = self.config.named.len();
-            let unread = ctx.inspections.take().into_iter();
-            let unread = unread.map(|own| Unread::layer(micro_batch, position, own));
-            self.step.unread.borrow_mut().extend(unread);
+            inspections.extend(ctx.inspections.take());
             Ok(sum)
         });
         let sums = sums.map_err(|(term, source)| match source {
@@ -114,9 +111,10 @@ impl ActiveStage<'_> {
             }
             source => StageError::Layer { layer: term.layer(), source },
         })?;
+        self.inspect(micro_batch, self.config.named.len(), inspections)?;
+        self.record_losses(micro_batch, &sums)?;
         let metric_sums = self.measure(&handed.0, targets.positional)?;
         self.step.metric_sums.push((micro_batch, metric_sums));
-        self.record_losses(micro_batch, &sums)?;
         Ok(graph.then(|| Island::of_loss(leaves, sums)))
     }
 
@@ -133,7 +131,7 @@ impl ActiveStage<'_> {
     /// Checks the losses' sums over a micro-batch.
     ///
     /// # Errors
-    /// [`LayerError::NotFinite`] with the value, unless the loss is only reported, and not across
+    /// [`StageError::NotFinite`] with the value, unless the loss is only reported, and not across
     /// processes, where a failing stage would end the run. There the driver checks the loss
     /// instead, because only it sees every process's result.
     pub(super) fn check_losses(&self, sums: &[f64]) -> StageResult<()> {

@@ -146,7 +146,12 @@ impl ActiveStage<'_> {
     pub(super) fn complete(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
         let is_last = self.step.feed.part == Part::Step
             && micro_batch.index() + 1 == self.step.feed.slices.len();
-        let Some(replicas) = self.replicas.as_mut().filter(|_| is_last) else { return Ok(()) };
+        if self.replicas.is_none() || !is_last {
+            return Ok(());
+        }
+        // What is wrong here must fail before other replicas have this one's gradients.
+        self.read_values()?;
+        let Some(replicas) = self.replicas.as_mut() else { return Ok(()) };
         let StepState { reduction, gradients, .. } = &mut *self.step;
         let begun =
             reduction.complete(*replicas, gradients, self.parameters, self.config, position);
@@ -155,6 +160,9 @@ impl ActiveStage<'_> {
 
     /// Waits until the gradients are summed over all replicas.
     pub(super) fn reduced(&mut self) -> StageResult<()> {
+        if self.replicas.is_some() {
+            self.read_values()?;
+        }
         let Some(replicas) = self.replicas.as_mut() else { return Ok(()) };
         let StepState { reduction, gradients, .. } = &mut *self.step;
         let done = reduction.finish(*replicas, gradients, self.parameters, self.config);

@@ -25,14 +25,34 @@ enum Of {
     Losses,
 }
 
-impl Unread {
-    pub(super) fn layer(micro_batch: MicroBatch, position: usize, inspection: Inspection) -> Self {
-        let Inspection { values, check } = inspection;
-        Self { micro_batch, values, of: Of::Layer(position, check) }
-    }
-}
-
 impl ActiveStage<'_> {
+    /// Makes the checks that a layer asked for: now, or at the end of the step where the thread
+    /// does not wait for the GPU. `position` is past the last layer for those of a loss.
+    pub(super) fn inspect(
+        &self,
+        micro_batch: MicroBatch,
+        position: usize,
+        inspections: Vec<Inspection>,
+    ) -> StageResult<()> {
+        for Inspection { values, check } in inspections {
+            if self.device.runs_ahead() {
+                let of = Of::Layer(position, check);
+                self.step.unread.borrow_mut().push(Unread { micro_batch, values, of });
+                continue;
+            }
+            let read = Values::read(&[&values]).map_err(in_operation("reading values"))?;
+            read.first().map_or(Ok(()), |values| self.check_layer(position, check, values))?;
+        }
+        Ok(())
+    }
+
+    fn check_layer(&self, position: usize, check: Check, values: &Tensor) -> StageResult<()> {
+        check(values).map_err(|source| StageError::Layer {
+            layer: self.config.named.get(position).map_or(LOSS, |own| &own.name).to_owned(),
+            source,
+        })
+    }
+
     /// Records the sums of the losses over a micro-batch: now, or at the end of the step where the
     /// thread does not wait for the GPU.
     pub(super) fn record_losses(
@@ -74,10 +94,7 @@ impl ActiveStage<'_> {
         values: &Tensor,
     ) -> StageResult<()> {
         match of {
-            Of::Layer(position, check) => check(values).map_err(|source| StageError::Layer {
-                layer: self.config.named.get(position).map_or(LOSS, |own| &own.name).to_owned(),
-                source,
-            }),
+            Of::Layer(position, check) => self.check_layer(position, check, values),
             Of::Losses => {
                 let sums = Vec::<f64>::try_from(values);
                 let sums = sums.map_err(|error| in_operation("the losses")(error.into()))?;

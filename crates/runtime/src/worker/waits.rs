@@ -15,7 +15,7 @@ use crate::{
 /// is there when it ends. It also bounds how long a device that hangs goes unnoticed.
 pub(super) const RUN_AHEAD: usize = 2;
 
-impl<E: StageExecutor> Worker<'_, E> {
+impl<'a, E: StageExecutor> Worker<'a, E> {
     /// Waits until the device has at most `most` open actions.
     pub(super) fn await_device(&mut self, action: Action, most: usize) -> Result<(), Stop> {
         let mut pause = Pause::default();
@@ -31,13 +31,28 @@ impl<E: StageExecutor> Worker<'_, E> {
     /// Asks the device how many actions are open. It shows life if it has come on since it was last
     /// asked, or has nothing to do.
     fn look(&mut self, action: Action) -> Result<usize, Stop> {
-        let Progress { open, waits } = self.guard(action, 0, E::progress)?;
-        if open == 0 || waits || open < self.open {
+        // What fails on the device failed in the oldest action that was open.
+        let oldest = self.oldest(self.open).map_or(action, |position| self.list()[position]);
+        let Progress { open, waits } = self.guard(oldest, 0, E::progress)?;
+        if open < self.open {
+            self.step.pulses.come_on(self.device);
+        } else if open == 0 || waits {
             self.step.pulses.beat(self.device);
         }
-        self.step.pulses.leaves_open(self.device, open);
+        self.step.pulses.leave_undone(self.device, self.oldest(open));
         self.open = open;
         Ok(open)
+    }
+
+    /// The position of the oldest of `open` actions, which are the last that were given.
+    fn oldest(&self, open: usize) -> Option<usize> {
+        let given = self.list().iter().enumerate().take(self.actions.len()).rev();
+        let computing = given.filter(|(_, action)| !action.op.communicates());
+        computing.take(open).last().map(|(position, _)| position)
+    }
+
+    fn list(&self) -> &'a [Action] {
+        self.step.program.devices.get(self.device).map_or(&[], Vec::as_slice)
     }
 
     /// Waits until the stage's thread may use a value that has arrived.
@@ -99,23 +114,15 @@ impl<E: StageExecutor> Worker<'_, E> {
     }
 }
 
-/// ", in 3F4" if `device` is inside an action, else empty.
+/// ", in 3F4" if `device` is inside an action, else empty. For a GPU that is behind also what it
+/// had not done.
 pub(crate) fn doing<E: StageExecutor>(step: &Step<E>, device: usize) -> String {
-    let action = step
-        .pulses
-        .position(device)
-        .and_then(|position| step.program.devices.get(device)?.get(position).copied());
-    let Some(action) = action else { return String::new() };
-    match step.pulses.open(device) {
-        0 => format!(", in {action}"),
-        open => {
-            let list = step.program.devices.get(device).map_or(&[][..], Vec::as_slice);
-            let before = step.pulses.position(device).unwrap_or_default();
-            let given = list[..before.min(list.len())].iter().rev();
-            let oldest = given.filter(|action| !action.op.communicates()).nth(open - 1);
-            let oldest = oldest.copied().unwrap_or(action);
-            format!(", in {action}; when last asked, the GPU had not done {oldest}")
-        }
+    let list = step.program.devices.get(device).map_or(&[][..], Vec::as_slice);
+    let at = |position: Option<usize>| list.get(position?);
+    let Some(action) = at(step.pulses.position(device)) else { return String::new() };
+    match at(step.pulses.undone(device)) {
+        Some(undone) => format!(", in {action}; when last asked, the GPU had not done {undone}"),
+        None => format!(", in {action}"),
     }
 }
 

@@ -342,7 +342,7 @@ impl PipelineBuilder {
     }
 
     /// The longest silence of a stage before a step fails. Must exceed the longest forward or
-    /// backward of one micro-batch.
+    /// backward of one micro-batch; on a GPU, of three.
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
