@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <dlfcn.h>
 #include <filesystem>
+#include <unordered_map>
 
 namespace gpipe {
 
@@ -61,6 +62,18 @@ c10::Stream unpack(DeviceStream stream) {
 }
 
 DeviceStream pack(c10::Stream stream) { return DeviceStream{stream.device_index(), stream.id()}; }
+
+// The stream on which copies from this thread arrive at a GPU. libtorch makes a copy wait for the
+// target's current stream. If all threads had the same one, a copy would wait for those of others.
+c10::Stream arrivals_at(int32_t device) {
+  thread_local std::unordered_map<int32_t, c10::Stream> streams;
+  auto found = streams.find(device);
+  if (found == streams.end()) {
+    const c10::Stream own = c10::impl::VirtualGuardImpl(kGpu).getStreamFromGlobalPool(gpu(device));
+    found = streams.emplace(device, own).first;
+  }
+  return found->second;
+}
 
 } // namespace
 
@@ -126,6 +139,9 @@ std::unique_ptr<DeviceEvent> record_event(DeviceStream stream, bool timed) {
 // Copies a GPU's tensor to another device (-1: the CPU's pinned memory), on `stream`.
 Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to) {
   const at::Tensor &source = borrow(tensor);
+  c10::OptionalStreamGuard target;
+  if (to >= 0)
+    target.reset_stream(arrivals_at(to));
   c10::StreamGuard guard(unpack(stream));
   at::Tensor copy;
   if (to < 0) {
