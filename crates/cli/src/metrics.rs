@@ -97,6 +97,7 @@ impl Metrics {
         self.write(&Record::Step(Step {
             step,
             skipped: true,
+            simulated_gpus: gpipe::Device::gpus_are_simulated(),
             loss: f64::NAN,
             grad_norm: f64::NAN,
             samples,
@@ -153,6 +154,7 @@ fn step(report: &StepReport, samples: u64, totals: Totals, data_wait: Duration) 
         sent_bytes: stage.sent.0,
     });
     Step {
+        simulated_gpus: gpipe::Device::gpus_are_simulated(),
         step: report.step,
         skipped: report.skipped,
         loss: report.loss,

@@ -176,6 +176,7 @@ fn trained(
     let peaks = median.devices.iter().map(|own| own.peak).collect();
     let step = StepFile {
         step: median.step,
+        simulated_gpus: gpipe::Device::gpus_are_simulated(),
         measured: median.timeline.clone(),
         predicted: step_trace::predicted(&mut pipeline, &timelines),
         memory: step_trace::memory(peaks, median.bytes.clone(), &config.pipeline.memory.0),

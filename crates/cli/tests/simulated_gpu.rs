@@ -32,6 +32,10 @@ fn gpu_a_runs_whole_life_on_simulated_gpus() {
     let folder = Folder::new();
     let printed = succeeds(&folder, &run("one", "cuda:0", &[]));
     assert!(printed.lines().all(|line| line.starts_with("simulated: ")), "{printed}");
+    for file in ["one/metrics.jsonl", "one/step.json"] {
+        let text = std::fs::read_to_string(folder.path(file)).unwrap();
+        assert!(text.contains("\"simulated_gpus\":true"), "{file}: {text}");
+    }
     for (out, devices, more) in [
         ("two", "cuda:0,cuda:1", &[][..]),
         ("shared", "cuda:1,cuda:1", &["--schedule", "zb-h1"]),

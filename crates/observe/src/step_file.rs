@@ -51,6 +51,8 @@ pub const TEXT_BYTES_MAX: usize = 1_000;
 pub struct StepFile {
     /// The step's number.
     pub step: u64,
+    /// Whether it ran on simulated GPUs, whose times say nothing about real ones.
+    pub simulated_gpus: bool,
     /// The measured timeline.
     pub measured: Timeline,
     /// The predicted timeline.
@@ -165,17 +167,18 @@ impl StepFile {
             let format = form.format;
             return Err(format!("it has format {format}, and this program reads {FORMAT}"));
         }
-        let Form { step, measured, predicted, memory, .. } = form;
+        let Form { step, simulated_gpus, measured, predicted, memory, .. } = form;
         let predicted = predicted
             .map(|FormPredicted { source, timeline }| Predicted { source, timeline: timeline.0 });
-        let step = Self { step, measured: measured.0, predicted, memory };
+        let step = Self { step, simulated_gpus, measured: measured.0, predicted, memory };
         step.check()?;
         Ok(step)
     }
 
     fn write_to(&self, out: &mut impl Write) -> io::Result<()> {
         let step = self.step;
-        write!(out, "{{\"format\":{FORMAT},\"step\":{step},\n\"measured\":")?;
+        let simulated = if self.simulated_gpus { "\"simulated_gpus\":true," } else { "" };
+        write!(out, "{{\"format\":{FORMAT},\"step\":{step},{simulated}\n\"measured\":")?;
         write_timeline(out, &self.measured)?;
         if let Some(Predicted { source, timeline }) = &self.predicted {
             out.write_all(b",\n\"predicted\":{\"source\":")?;
@@ -292,6 +295,8 @@ fn write_timeline(out: &mut impl Write, timeline: &Timeline) -> io::Result<()> {
 struct Form {
     format: u32,
     step: u64,
+    #[serde(default)]
+    simulated_gpus: bool,
     measured: FormTimeline,
     #[serde(default)]
     predicted: Option<FormPredicted>,

@@ -53,6 +53,7 @@ fn step() -> StepFile {
     let source = "simulated from \"what\" was measured\nbefore".to_owned();
     StepFile {
         step: 12,
+        simulated_gpus: false,
         measured,
         predicted: Some(Predicted { source, timeline: predicted }),
         memory: Memory {
@@ -79,7 +80,8 @@ fn golden_the_form_of_the_file() {
 
 #[test]
 fn oracle_what_is_written_is_read() {
-    let bare = StepFile { predicted: None, memory: Memory::default(), ..step() };
+    let (predicted, memory) = (None, Memory::default());
+    let bare = StepFile { predicted, memory, simulated_gpus: true, ..step() };
     for step in [step(), bare, StepFile::default()] {
         assert_eq!(StepFile::parse(&written(&step)), Ok(step));
     }

@@ -87,7 +87,13 @@ impl StepTrace {
             }
             None => predicted(pipeline, &timelines),
         };
-        let file = StepFile { step: *step, measured: timeline.clone(), predicted, memory };
+        let file = StepFile {
+            step: *step,
+            simulated_gpus: gpipe::Device::gpus_are_simulated(),
+            measured: timeline.clone(),
+            predicted,
+            memory,
+        };
         if let Err(error) = file.write(&self.path) {
             complain!("gpipe: warning: {error}; the run goes on");
         }

@@ -35,6 +35,9 @@ pub struct Step {
     /// finite.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     pub skipped: bool,
+    /// Whether it ran on simulated GPUs, whose times say nothing about real ones.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub simulated_gpus: bool,
     /// The mini-batch loss per token or sample.
     #[serde(with = "number")]
     pub loss: f64,

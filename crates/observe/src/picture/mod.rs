@@ -81,7 +81,10 @@ impl<'a> Scene<'a> {
             caps: &memory.caps,
             ..Panel::new("predicted", predicted.source.clone(), &predicted.timeline)
         });
-        let note = format!("step {}", step.step);
+        let note = match step.simulated_gpus {
+            true => format!("step {}, on simulated GPUs", step.step),
+            false => format!("step {}", step.step),
+        };
         let measured = Panel {
             bytes: &memory.measured,
             peaks: &memory.peaks,
