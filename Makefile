@@ -20,7 +20,7 @@ train: build ## Train a small transformer on real text with two stages
 test: setup ## All checks and tests (about 50 minutes on two cores)
 	$(CARGO) xtask ci
 
-simulated-gpu: setup ## All suites on simulated GPUs, whose every wait is checked, and the library for gpipe (half an hour on two cores)
+simulated-gpu: setup ## All suites on simulated GPUs, whose every wait is checked, and the library for gpipe (three quarters of an hour on two cores)
 	$(CARGO) build --release --locked --package gpipe-simulated-gpu
 	$(CARGO) xtask simulated-gpu
 
