@@ -31,7 +31,7 @@ const SHORT: &[Suite] = &[
     Suite { package: "gpipe", program: "suite", arguments: &["transparency_of_views"] },
     Suite { package: "checkpoint", program: "suite", arguments: &[ONE_BY_ONE] },
     Suite { package: "distributed", program: "suite", arguments: &[ONE_BY_ONE] },
-    Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "estimates"] },
+    Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "oracle_on_gpus"] },
 ];
 
 /// Everything that can run there.
@@ -40,7 +40,9 @@ const WHOLE: &[Suite] = &[
     Suite { package: "gpipe", program: "suite", arguments: &[ONE_BY_ONE] },
     Suite { package: "checkpoint", program: "suite", arguments: &[ONE_BY_ONE] },
     Suite { package: "distributed", program: "suite", arguments: &[ONE_BY_ONE] },
-    Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE] },
+    Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "oracle_on_gpus"] },
+    // The other tests of estimates are about the CPU's kernels.
+    Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "--skip", "estimates"] },
 ];
 
 /// Runs the suites, or the short ones. Returns whether all passed.

@@ -187,11 +187,7 @@ fn on_gpus() -> bool {
 }
 
 /// Compares every case. `above` and `below` bound the relative error of a prediction.
-///
-/// On a GPU a stage holds what it receives. A skip that it received and recomputes from is partly
-/// counted twice, which takes up to 27% of these stages of U-Net under GPipe's schedule.
 fn compare(networks: &[Network], cases: &[Case], above: f64, below: f64) {
-    let above = if on_gpus() { f64::max(above, 0.28) } else { above };
     let (mut table, mut wrong) = (String::new(), 0);
     for network in networks {
         for case in cases {
@@ -295,6 +291,18 @@ fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, below());
     let networks = [amoebanet(false), resnet(), unet()];
     compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, below());
+}
+
+/// On a GPU a stage holds copies of what it is fed and what it receives. Dropout makes its masks by
+/// other operators there, which are not modelled, so these networks have none.
+#[test]
+fn oracle_on_gpus_stages_hold_what_is_predicted() {
+    if !on_gpus() {
+        skipped("oracle_on_gpus_stages_hold_what_is_predicted", "the stages are on CPUs");
+        return;
+    }
+    let networks = [amoebanet(false), resnet(), unet()];
+    compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, 0.03);
 }
 
 /// The scratch memory of oneDNN's bfloat16 convolutions is not modelled. It takes up to 6% of these
