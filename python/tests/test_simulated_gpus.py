@@ -24,7 +24,9 @@ pytestmark = pytest.mark.skipif(not _simulated.LIBRARY.exists(),
 
 def run(*arguments):
     path = os.pathsep.join([str(HERE), str(HERE.parent / "examples"), *filter(None, sys.path)])
+    # In this folder, so that Python finds the installed package and not its sources.
     return subprocess.run([sys.executable, *arguments], text=True, capture_output=True, timeout=300,
+                          cwd=HERE,
                           env=dict(os.environ, GPIPE_SIMULATED_GPUS="2", PYTHONPATH=path))
 
 
