@@ -90,6 +90,14 @@ impl Op {
         matches!(self, Op::Send(_) | Op::Receive(_))
     }
 
+    /// The message that this action sends or receives.
+    pub fn transfer(self) -> Option<Transfer> {
+        match self {
+            Op::Send(transfer) | Op::Receive(transfer) => Some(transfer),
+            _ => None,
+        }
+    }
+
     /// The micro-batch that a compute action works on.
     pub fn computes(self) -> Option<MicroBatch> {
         match self {

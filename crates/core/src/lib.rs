@@ -7,6 +7,7 @@
 //! schedule  ->  remat  ->  lower  ->  Program  ->  validate  is it correct, can it deadlock?
 //! (F and B)    (adds R)   (adds the rest)      ->  simulate  a timeline from costs, and the bubble
 //!                                              ->  memory    the most that each stage holds
+//!                                              ->  exchange  its order for links without a buffer
 //!                                              ->  (gpipe-runtime executes this same list)
 //! ```
 //!
@@ -33,6 +34,7 @@
 pub mod action;
 pub mod cost;
 pub mod draw;
+pub mod exchange;
 pub mod ids;
 pub mod lower;
 pub mod memory;

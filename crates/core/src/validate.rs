@@ -11,6 +11,8 @@
 //! [5] no deadlock with links of the given capacity
 //! ```
 //!
+//! [`crate::exchange`] proves the same for links without a buffer.
+//!
 //! A program that is a part of a step starts where the parts before it ended: a backward finds all
 //! forwards done, and an update finds all gradients summed.
 
