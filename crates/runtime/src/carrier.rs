@@ -1,13 +1,19 @@
-//! Carriers: threads that move the messages of one link to or from another process.
+//! Carriers: threads that move messages to or from another process.
 //!
 //! Workers see only links; where a link crosses processes, a carrier serves its other end. A
 //! carrier takes the list of messages from the program, so it ends by itself.
+//!
+//! Each link has a carrier of its own, if the transport has buffers. Otherwise one carrier moves
+//! all values of the process's device, in groups ([`exchange`]).
+
+mod exchange;
 
 use std::{sync::Arc, time::Duration};
 
 use gpipe_core::{
     DeviceId, Direction, EdgeId, MicroBatch, Op, StageId, Transfer,
-    lower::{Edge, Program},
+    exchange::Exchanges,
+    lower::{Edge, EdgeKind, Program},
 };
 
 use crate::{
@@ -22,32 +28,58 @@ use crate::{
 /// once; this interval is only a fallback.
 const SLICE: Duration = Duration::from_secs(1);
 
+/// What one thread carries in one run.
+#[derive(Debug)]
+pub(crate) enum Carrier {
+    /// The messages of one link.
+    Link(LinkCarrier),
+    /// All values of one device.
+    Exchange(exchange::Exchanger),
+}
+
 /// One link that crosses processes, and the messages that move on it in one run.
 #[derive(Debug, Clone)]
-pub(crate) struct Carrier {
+pub(crate) struct LinkCarrier {
     crossing: RemoteEdge,
     /// The micro-batch of each message, in order.
     messages: Vec<Option<MicroBatch>>,
 }
 
-/// The carriers that process `here` needs for `program`.
+/// The carriers that process `here` needs for `program`. With `exchanges`, values take those.
 pub(crate) fn carriers(
     program: &Program,
+    exchanges: Option<&Exchanges>,
     here: usize,
     process_of: impl Fn(DeviceId) -> usize,
 ) -> Vec<Carrier> {
     let placement = program.placement();
     let process = |stage: StageId| placement.get(stage.index()).copied().flatten().map(&process_of);
-    let mut carriers = Vec::new();
+    let mut carriers: Vec<Carrier> = Vec::new();
     for (index, edge) in program.topology.edges.iter().enumerate() {
+        if exchanges.is_some() && edge.kind != EdgeKind::Vote {
+            continue;
+        }
         for direction in [Direction::Forward, Direction::Backward] {
             let (sender, receiver) = ends(edge, direction);
             let (Some(from), Some(to)) = (process(sender), process(receiver)) else { continue };
             let messages = sent(program, EdgeId::from_index(index), direction);
             if from != to && (from == here || to == here) && !messages.is_empty() {
                 let crossing = RemoteEdge { edge: EdgeId::from_index(index), direction, from, to };
-                carriers.push(Carrier { crossing, messages });
+                carriers.push(Carrier::Link(LinkCarrier { crossing, messages }));
             }
+        }
+    }
+    let devices = exchanges.into_iter().flat_map(|own| own.devices.iter().enumerate());
+    for (device, groups) in devices {
+        if process_of(DeviceId::from_index(device)) == here && !groups.is_empty() {
+            let crossing = |transfer: Transfer| {
+                let edge = program.topology.edges.get(transfer.edge.index())?;
+                let (sender, receiver) = ends(edge, transfer.direction);
+                let Transfer { edge, direction, .. } = transfer;
+                let (from, to) = (process(sender)?, process(receiver)?);
+                Some(RemoteEdge { edge, direction, from, to })
+            };
+            carriers.push(Carrier::Exchange(exchange::Exchanger::new(groups, crossing)));
         }
     }
     carriers
@@ -81,16 +113,36 @@ impl Carrier {
         peers: &Arc<dyn Peers<E>>,
         clock: &Clock,
     ) {
-        let outcome = if self.crossing.from == peers.here() {
-            self.carry_out(step, peers)
-        } else {
-            self.carry_in(step, peers, clock)
+        let outcome = match self {
+            Carrier::Link(link) if link.crossing.from == peers.here() => {
+                link.carry_out(step, peers)
+            }
+            Carrier::Link(link) => link.carry_in(step, peers, clock),
+            Carrier::Exchange(exchanger) => exchanger.run(step, peers, clock),
         };
         if let Err(error) = outcome {
             step.fail(StepError::Peer(error));
         }
     }
+}
 
+/// Checks that a process sent the message that was due.
+fn check_due(
+    crossing: RemoteEdge,
+    expected: Option<MicroBatch>,
+    found: Option<MicroBatch>,
+) -> Result<(), PeerError> {
+    if found == expected {
+        return Ok(());
+    }
+    let RemoteEdge { edge, direction, from, .. } = crossing;
+    let of = |micro_batch| Transfer { direction, micro_batch, edge };
+    let reason =
+        format!("it sent {} where {} was due: its schedule is another", of(found), of(expected));
+    Err(PeerError { process: Some(from), reason })
+}
+
+impl LinkCarrier {
     fn carry_out<E: StageExecutor>(
         &self,
         step: &Step<E>,
@@ -122,18 +174,7 @@ impl Carrier {
         let mut inbound = peers.inbound(self.crossing)?;
         for &expected in &self.messages {
             let envelope = inbound.receive()?;
-            if envelope.micro_batch != expected {
-                let of = |micro_batch| {
-                    let RemoteEdge { edge, direction, .. } = self.crossing;
-                    Transfer { direction, micro_batch, edge }
-                };
-                let reason = format!(
-                    "it sent {} where {} was due: its schedule is another",
-                    of(envelope.micro_batch),
-                    of(expected)
-                );
-                return Err(PeerError { process: Some(self.crossing.from), reason });
-            }
+            check_due(self.crossing, expected, envelope.micro_batch)?;
             if link.reserve(SLICE, || true).is_err() {
                 return Ok(());
             }

@@ -168,13 +168,15 @@ pub struct Links<V> {
 }
 
 impl<V> Links<V> {
-    /// Creates a link for each direction of each edge of `program`.
-    pub fn new(program: &Program, capacity: usize) -> Self {
+    /// Creates a link for each direction of each edge of `program`; `capacity` gives how many
+    /// messages it holds.
+    pub fn new(program: &Program, capacity: impl Fn(EdgeId, Direction) -> usize) -> Self {
         let halves = (0..program.topology.edges.len()).flat_map(|edge| {
             let edge = EdgeId::from_index(edge);
             [(edge, Direction::Forward), (edge, Direction::Backward)]
         });
-        Self { links: halves.map(|direction| (direction, Link::new(capacity))).collect() }
+        let link = |(edge, direction)| ((edge, direction), Link::new(capacity(edge, direction)));
+        Self { links: halves.map(link).collect() }
     }
 
     /// The link for one direction of an edge.

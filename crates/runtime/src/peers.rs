@@ -66,6 +66,28 @@ pub trait Inbound<V>: Send {
     fn receive(&mut self) -> Result<Envelope<V>, PeerError>;
 }
 
+/// The end of all links without a buffer between this process's device and those of other
+/// processes, for one run.
+pub trait Exchange<V>: Send {
+    /// Sends and receives at the same time, in the given orders, and returns what arrived. All of
+    /// it may still be under way, if the values know when they are ready. Between two processes,
+    /// values are received in the order in which they are sent.
+    ///
+    /// # Errors
+    /// The connection is lost, or the run was interrupted.
+    fn exchange(
+        &mut self,
+        sends: Vec<(RemoteEdge, Envelope<V>)>,
+        receives: &[RemoteEdge],
+    ) -> Result<Vec<Envelope<V>>, PeerError>;
+
+    /// Waits until nothing is under way.
+    ///
+    /// # Errors
+    /// As for [`Exchange::exchange`].
+    fn flush(&mut self) -> Result<(), PeerError>;
+}
+
 /// A callback, from any thread, for the failure of another process.
 pub type Alarm = Arc<dyn Fn(PeerError) + Send + Sync>;
 
@@ -108,6 +130,21 @@ pub trait Peers<E: StageExecutor>: Send + Sync + 'static {
     /// # Errors
     /// Another process is gone.
     fn begin(&self, run: Run) -> Result<(), PeerError>;
+
+    /// Whether values pass between processes without a buffer: through [`Peers::exchange`]. Each
+    /// process then has one device. Votes and verdicts take the ends of links.
+    fn is_unbuffered(&self) -> bool {
+        false
+    }
+
+    /// Opens the end of all links without a buffer.
+    ///
+    /// # Errors
+    /// The connection is lost, or there are no such links.
+    fn exchange(&self) -> Result<Box<dyn Exchange<E::Value>>, PeerError> {
+        let reason = "its links have buffers".to_owned();
+        Err(PeerError { process: Some(self.here()), reason })
+    }
 
     /// Opens the sending end of `crossing`, which leaves this process.
     ///

@@ -32,6 +32,7 @@ struct Case {
     capacity: usize,
     placement: Vec<usize>,
     processes: usize,
+    has_buffers: bool,
 }
 
 fn random_case(random: &mut Stream) -> Case {
@@ -44,7 +45,15 @@ fn random_case(random: &mut Stream) -> Case {
     let processes = 1 + random.below(devices);
     // Every process has at least one device; the remaining devices are placed at random.
     let placement = (0..devices).map(|d| if d < processes { d } else { random.below(processes) });
-    Case { program: Arc::new(program), capacity, placement: placement.collect(), processes }
+    let placement = placement.collect();
+    Case { program: Arc::new(program), capacity, placement, processes, has_buffers: true }
+}
+
+/// Like [`random_case`], with a process for each device and links without buffers.
+fn unbuffered_case(random: &mut Stream) -> Case {
+    let case = random_case(random);
+    let processes = case.program.devices.len();
+    Case { placement: (0..processes).collect(), processes, has_buffers: false, ..case }
 }
 
 /// Calls `process` for each process of `case`, in parallel.
@@ -53,7 +62,10 @@ fn in_processes<T: Send>(
     fault: Option<&Fault>,
     process: impl Fn(usize, WorkerPool<MockStage>) -> T + Sync,
 ) -> Vec<T> {
-    let network = Network::new(case.processes, case.placement.clone());
+    let network = match case.has_buffers {
+        true => Network::new(case.processes, case.placement.clone()),
+        false => Network::unbuffered(case.processes),
+    };
     let topology = Arc::new(case.program.topology.clone());
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..case.processes)
@@ -81,8 +93,10 @@ fn feeds(program: &Program, feed: u64) -> Vec<Vec<u64>> {
 
 #[test]
 fn oracle_random_programs_in_processes_equal_the_unpipelined_step() {
-    for seed in 0..cases(150) {
-        let case = random_case(&mut Stream::new(70_000 + seed));
+    let mut random = Stream::new(70_000);
+    for seed in 0..cases(300) {
+        let make = if seed % 2 == 0 { random_case } else { unbuffered_case };
+        let case = make(&mut random);
         let program = &case.program;
         let topology = Arc::new(program.topology.clone());
         let (outputs, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
@@ -116,9 +130,10 @@ fn oracle_random_programs_in_processes_equal_the_unpipelined_step() {
 #[test]
 fn fault_any_failure_anywhere_ends_every_process_with_the_one_error() {
     let mut crossed = 0;
-    for seed in 0..cases(150) {
+    for seed in 0..cases(300) {
         let mut random = Stream::new(80_000 + seed);
-        let case = random_case(&mut random);
+        let make = if seed % 2 == 0 { random_case } else { unbuffered_case };
+        let case = make(&mut random);
         let program = &case.program;
         let device = random.below(program.devices.len());
         let list = &program.devices[device];
@@ -150,7 +165,9 @@ fn fault_another_schedule_is_named() {
     };
     let own = of(["0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1"]);
     let other = of(["0F1 0F0 0B0 0B1", "1F1 1F0 1B0 1B1"]);
-    let case = Case { program: own.clone(), capacity: 2, placement: vec![0, 1], processes: 2 };
+    let placement = vec![0, 1];
+    let program = own.clone();
+    let case = Case { program, capacity: 2, placement, processes: 2, has_buffers: true };
     let errors = in_processes(&case, None, |here, mut pool| {
         let program = if here == 0 { &own } else { &other };
         pool.run(program, feeds(program, 1)).unwrap_err().to_string()

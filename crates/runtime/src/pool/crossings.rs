@@ -6,21 +6,75 @@ use std::{
     time::{Duration, Instant},
 };
 
+use gpipe_core::{Direction, EdgeId, exchange::Exchanges, lower::Program};
+
 use super::WorkerPool;
 use crate::{
     carrier::carriers,
     clock::Clock,
     failure::StepError,
+    link::Links,
     peers::{Run, Share},
     stage::StageExecutor,
     worker::Step,
 };
 
+/// How many programs' exchanges are kept: those of a step, of its parts and of an evaluation.
+const KEPT: usize = 8;
+
 impl<E: StageExecutor> WorkerPool<E> {
+    /// The exchanges of `program`, if links between processes have no buffer.
+    ///
+    /// # Errors
+    /// The program would deadlock; a process has several devices.
+    pub(super) fn exchanges_of(
+        &mut self,
+        program: &Arc<Program>,
+    ) -> Result<Option<Arc<Exchanges>>, StepError<E::Error>> {
+        let Some(peers) = self.peers.as_ref().filter(|peers| peers.is_unbuffered()) else {
+            return Ok(None);
+        };
+        if let Some((_, known)) = self.exchanges.iter().find(|(own, _)| Arc::ptr_eq(own, program)) {
+            return Ok(Some(Arc::clone(known)));
+        }
+        let unusable = |reason: String| StepError::Unusable { reason };
+        if self.here().count() > 1 {
+            return Err(unusable("a process without buffered links has one device".into()));
+        }
+        let process_of = |device| peers.process_of(device);
+        let made = Exchanges::new(program, process_of, self.settings.link_capacity);
+        let made = Arc::new(made.map_err(|error| unusable(error.to_string()))?);
+        if self.exchanges.len() >= KEPT {
+            self.exchanges.remove(0);
+        }
+        self.exchanges.push((Arc::clone(program), Arc::clone(&made)));
+        Ok(Some(made))
+    }
+
+    /// The links of a run.
+    pub(super) fn links(
+        &self,
+        program: &Program,
+        exchanges: Option<&Exchanges>,
+    ) -> Links<E::Value> {
+        let placement = program.placement();
+        let arrives_here = |edge: EdgeId, direction| {
+            let edge = program.topology.edges.get(edge.index())?;
+            let receiver = if direction == Direction::Forward { edge.to } else { edge.from };
+            let device = placement.get(receiver.index()).copied().flatten()?;
+            self.worker(device.index())
+        };
+        Links::new(program, |edge, direction| match exchanges {
+            Some(own) if arrives_here(edge, direction).is_some() => own.room(edge, direction),
+            _ => self.settings.link_capacity,
+        })
+    }
+
     /// Starts the carrier threads of a run.
     pub(super) fn begin_crossings(
         &self,
         step: &Arc<Step<E>>,
+        exchanges: Option<&Exchanges>,
         clock: &Clock,
     ) -> Vec<mpsc::Receiver<()>> {
         let Some(peers) = &self.peers else { return Vec::new() };
@@ -38,7 +92,8 @@ impl<E: StageExecutor> WorkerPool<E> {
             step.fail(StepError::Peer(error));
             return Vec::new();
         }
-        let carriers = carriers(&step.program, peers.here(), |device| peers.process_of(device));
+        let carriers =
+            carriers(&step.program, exchanges, peers.here(), |device| peers.process_of(device));
         let carry = carriers.into_iter().map(|carrier| {
             let (done, ended) = mpsc::channel();
             let (step, peers, clock) = (Arc::clone(step), Arc::clone(peers), clock.clone());

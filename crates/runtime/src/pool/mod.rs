@@ -13,13 +13,14 @@ use std::{
 };
 
 pub use errands::Errands;
-use gpipe_core::{Bytes, DeviceId, Nanos, StageId, lower::Program, simulate::Timeline};
+use gpipe_core::{
+    Bytes, DeviceId, Nanos, StageId, exchange::Exchanges, lower::Program, simulate::Timeline,
+};
 pub use settings::Settings;
 
 use crate::{
     clock::Clock,
     failure::{Failure, StepError, describe_wait},
-    link::Links,
     peers::{Peers, Share},
     pulse::Pulses,
     report::Report,
@@ -58,6 +59,8 @@ pub struct WorkerPool<E: StageExecutor> {
     settings: Settings,
     /// The other processes, if any.
     peers: Option<Arc<dyn Peers<E>>>,
+    /// The exchanges of recent programs, if links between processes have no buffer.
+    exchanges: Vec<(Arc<Program>, Arc<Exchanges>)>,
     pulses: Arc<Pulses>,
     /// Why the pool can no longer run anything.
     unusable: Option<String>,
@@ -124,7 +127,8 @@ impl<E: StageExecutor> WorkerPool<E> {
             workers.push(Some(Worker { commands, thread: Some(thread), ended }));
             built.push((device, ready));
         }
-        let mut pool = Self { workers, settings, peers, pulses, unusable: None, torn: None };
+        let (exchanges, unusable, torn) = (Vec::new(), None, None);
+        let mut pool = Self { workers, settings, peers, exchanges, pulses, unusable, torn };
         for (device, ready) in built {
             pool.await_build(device, &ready)?;
         }
@@ -134,6 +138,7 @@ impl<E: StageExecutor> WorkerPool<E> {
     /// Sets the capacity of links, in messages, for the runs from now on.
     pub fn set_link_capacity(&mut self, capacity: usize) {
         self.settings.link_capacity = capacity;
+        self.exchanges.clear();
     }
 
     /// The devices that have workers in this process.
@@ -205,12 +210,13 @@ impl<E: StageExecutor> WorkerPool<E> {
         feeds: Vec<Vec<E::Feed>>,
     ) -> Result<Ran<E>, StepError<E::Error>> {
         self.check_usable(program, &feeds)?;
+        let exchanges = self.exchanges_of(program)?;
         let step = Arc::new(Step {
             program: Arc::clone(program),
             recomputed: program.rematerialized().clone(),
             trains: program.trains(),
             placement: program.placement(),
-            links: Links::new(program, self.settings.link_capacity),
+            links: self.links(program, exchanges.as_deref()),
             failure: Failure::default(),
             pulses: Arc::clone(&self.pulses),
             deadline: self.settings.deadline,
@@ -219,7 +225,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         });
         let started = self.peers.as_ref().map(|peers| peers.now()).unwrap_or_default();
         let origin = Instant::now();
-        let carrying = self.begin_crossings(&step, &Clock::Real(origin));
+        let carrying = self.begin_crossings(&step, exchanges.as_deref(), &Clock::Real(origin));
         let mut replies = Vec::with_capacity(self.workers.len());
         for (device, feeds) in feeds.into_iter().enumerate() {
             let clock = match &self.settings.virtual_costs {

@@ -12,7 +12,9 @@ use std::{
 use gpipe_core::{DeviceId, Nanos};
 
 use crate::{
-    peers::{Alarm, Envelope, Inbound, Outbound, PeerError, Peers, RemoteEdge, Run, Share},
+    peers::{
+        Alarm, Envelope, Exchange, Inbound, Outbound, PeerError, Peers, RemoteEdge, Run, Share,
+    },
     report::Report,
     stage::StageExecutor,
 };
@@ -24,10 +26,15 @@ pub struct Network<E: StageExecutor> {
     start: Instant,
     /// The process of each device.
     placement: Vec<usize>,
+    has_buffers: bool,
 }
+
+type Offers<V> = VecDeque<(RemoteEdge, Envelope<V>)>;
 
 struct State<E: StageExecutor> {
     queues: HashMap<RemoteEdge, VecDeque<Envelope<E::Value>>>,
+    /// By sender and receiver: what running groups send and nobody has received yet.
+    offered: HashMap<(usize, usize), Offers<E::Value>>,
     /// Each process's alarm, and whether its run was ended.
     alarms: Vec<Option<Alarm>>,
     /// The processes' parts of each run.
@@ -38,8 +45,18 @@ struct State<E: StageExecutor> {
 impl<E: StageExecutor> Network<E> {
     /// Creates a network of `processes`; `placement` gives the process of each device.
     pub fn new(processes: usize, placement: Vec<usize>) -> Arc<Self> {
+        Self::with(processes, placement, true)
+    }
+
+    /// Creates a network without buffers, for processes with one device each.
+    pub fn unbuffered(processes: usize) -> Arc<Self> {
+        Self::with(processes, (0..processes).collect(), false)
+    }
+
+    fn with(processes: usize, placement: Vec<usize>, has_buffers: bool) -> Arc<Self> {
         let state = State {
             queues: HashMap::new(),
+            offered: HashMap::new(),
             alarms: vec![None; processes],
             shares: Vec::new(),
             failed: None,
@@ -49,6 +66,7 @@ impl<E: StageExecutor> Network<E> {
             changed: Condvar::new(),
             start: Instant::now(),
             placement,
+            has_buffers,
         })
     }
 
@@ -109,6 +127,66 @@ impl<E: StageExecutor> Inbound<E::Value> for End<E> {
     }
 }
 
+/// A group ends when its receivers have all it sends, and it has all it receives. Values between
+/// two processes have no tags.
+struct Group<E: StageExecutor> {
+    network: Arc<Network<E>>,
+    here: usize,
+}
+
+impl<E: StageExecutor> Exchange<E::Value> for Group<E> {
+    fn exchange(
+        &mut self,
+        sends: Vec<(RemoteEdge, Envelope<E::Value>)>,
+        receives: &[RemoteEdge],
+    ) -> Result<Vec<Envelope<E::Value>>, PeerError> {
+        let receivers: Vec<usize> = sends.iter().map(|(crossing, _)| crossing.to).collect();
+        {
+            let mut state = self.network.lock();
+            for (crossing, envelope) in sends {
+                let ends = (self.here, crossing.to);
+                state.offered.entry(ends).or_default().push_back((crossing, envelope));
+            }
+        }
+        self.network.changed.notify_all();
+        // In any order between processes: all of a group runs at the same time.
+        let mut arrived: Vec<Option<Envelope<E::Value>>> = receives.iter().map(|_| None).collect();
+        while let Some(missing) = arrived.iter().position(Option::is_none) {
+            let (at, sent, envelope) = self.network.wait(|state| {
+                let mut due: HashMap<usize, usize> = HashMap::new();
+                for (at, crossing) in receives.iter().enumerate().skip(missing) {
+                    if arrived.get(at).is_some_and(Option::is_none) {
+                        due.entry(crossing.from).or_insert(at);
+                    }
+                }
+                due.into_iter().find_map(|(from, at)| {
+                    let (sent, envelope) =
+                        state.offered.get_mut(&(from, self.here))?.pop_front()?;
+                    Some((at, sent, envelope))
+                })
+            })?;
+            self.network.changed.notify_all();
+            if receives.get(at) != Some(&sent) {
+                let reason = format!("it sent {sent:?} where {:?} was due", receives.get(at));
+                return Err(PeerError { process: Some(sent.from), reason });
+            }
+            if let Some(place) = arrived.get_mut(at) {
+                *place = Some(envelope);
+            }
+        }
+        self.network.wait(|state| {
+            let is_taken =
+                |to: &usize| state.offered.get(&(self.here, *to)).is_none_or(VecDeque::is_empty);
+            receivers.iter().all(is_taken).then_some(())
+        })?;
+        Ok(arrived.into_iter().flatten().collect())
+    }
+
+    fn flush(&mut self) -> Result<(), PeerError> {
+        Ok(())
+    }
+}
+
 fn copy<E: StageExecutor<Outcome: Clone>>(share: &Share<E>) -> Share<E> {
     let report = |(device, report): &(DeviceId, Report<E>)| {
         let Report { actions, outcomes, sent } = report;
@@ -136,6 +214,14 @@ impl<E: StageExecutor<Outcome: Clone>> Peers<E> for MockPeers<E> {
             *own = Some(run.alarm);
         }
         Ok(())
+    }
+
+    fn is_unbuffered(&self) -> bool {
+        !self.network.has_buffers
+    }
+
+    fn exchange(&self) -> Result<Box<dyn Exchange<E::Value>>, PeerError> {
+        Ok(Box::new(Group { network: Arc::clone(&self.network), here: self.here }))
     }
 
     fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<E::Value>>, PeerError> {
