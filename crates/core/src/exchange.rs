@@ -1,14 +1,15 @@
 //! Links without a buffer: in which order devices of different processes exchange values.
 //!
 //! NCCL has no buffers. A send ends when its receive runs, and the exchanges of a device run one
-//! after the other. Only what is in one group call runs at the same time. The lists of actions are
-//! correct for links that hold messages, and may deadlock without them: in zero-bubble schedules
-//! with re-materialization, two neighbours each send before they receive.
+//! after the other. Only what is in one group call runs at the same time. A receive needs the size
+//! of what comes, which its sender announces when it reaches its own group. The lists of actions
+//! are correct for links that hold messages, and deadlock without them: in 1F1B, two neighbours
+//! each send before they receive.
 //!
 //! So the transfers of each device become a list of groups:
 //!
 //! ```text
-//! [1] transfers that follow each other in the list are one group, sends before receives
+//! [1] sends that follow each other in the list are one group, and so are receives
 //! [2] between two devices, receives take the order of the sends: NCCL has no tags
 //! [3] where all devices would wait, a receive moves up into the group in which its device waits
 //! ```
@@ -252,11 +253,10 @@ fn groups(program: &Program, crossings: &Crossings, device: DeviceId) -> Vec<Gro
     let mut groups: Vec<Group> = Vec::new();
     let mut next = None;
     for (at, _, action) in placed {
-        let follows = next == Some(at) || next == Some(at + 1);
         let sends = matches!(action.op, Op::Send(_));
-        // The device may wait for what it receives before it sends what is next in its list.
-        let joins = follows && !(sends && groups.last().is_some_and(|g| !g.receives.is_empty()));
-        if !joins {
+        let is_alike = |group: &Group| sends != group.sends.is_empty();
+        let follows = next == Some(at) || next == Some(at + 1);
+        if !follows || !groups.last().is_some_and(is_alike) {
             groups.push(Group::default());
         }
         if let Some(group) = groups.last_mut() {

@@ -80,11 +80,12 @@ fn property_every_named_schedule_has_exchanges() {
                         continue;
                     }
                     let program = program(schedule, remat, devices, micro_batches);
-                    let made = Exchanges::new(&program, each_alone, room(&program)).unwrap();
+                    let what = format!("{schedule} {remat:?} on {devices}, {micro_batches}");
+                    let made = Exchanges::new(&program, each_alone, room(&program));
+                    let made = made.unwrap_or_else(|error| panic!("{what}: {error}"));
                     made.validate(&program, each_alone).unwrap();
-                    // These two need no more than the groups.
-                    if matches!(schedule, Schedule::GPipe | Schedule::OneFOneB) {
-                        assert_eq!(made.moved(), 0, "{schedule} {devices} {micro_batches}");
+                    if *schedule == Schedule::GPipe {
+                        assert_eq!(made.moved(), 0, "{devices} {micro_batches}");
                     }
                 }
             }
@@ -100,7 +101,14 @@ fn oracle_the_groups_of_1f1b() {
     let texts = |groups: &[Group]| groups.iter().map(ToString::to_string).collect::<Vec<_>>();
     assert_eq!(
         texts(&made.devices[0]),
-        ["{0SEND_F0@0}", "{0SEND_F1@0 0RECV_B0@0}", "{0SEND_F2@0 0RECV_B1@0}", "{0RECV_B2@0}",]
+        [
+            "{0SEND_F0@0}",
+            "{0SEND_F1@0}",
+            "{0RECV_B0@0}",
+            "{0SEND_F2@0}",
+            "{0RECV_B1@0}",
+            "{0RECV_B2@0}",
+        ]
     );
     assert_eq!(
         texts(&made.devices[1]),
@@ -108,25 +116,28 @@ fn oracle_the_groups_of_1f1b() {
     );
 }
 
-/// With re-materialization a device of a zero-bubble schedule sends a value before it recomputes,
-/// and its neighbour a gradient before it computes weights. Without buffers neither send would end.
+/// A device sends a value before it receives a gradient, and its neighbour the other way round.
+/// Without buffers neither send would end. With everything that follows each other in one group, a
+/// device waits for the announcement of a gradient that needs the value in the same group.
 #[test]
-fn fault_groups_as_the_list_has_them_deadlock_with_split_backwards() {
-    let program = program(&Schedule::ZbH1, Remat::Always, 4, 8);
-    let made = Exchanges::new(&program, each_alone, 2).unwrap();
-    assert!(made.moved() > 0);
-    let mut plain = made;
-    for (device, groups) in plain.devices.iter_mut().enumerate() {
-        *groups = as_listed(&program, device);
+fn fault_groups_as_the_list_has_them_deadlock() {
+    for (schedule, joined) in
+        [(Schedule::OneFOneB, false), (Schedule::ZbH1, false), (Schedule::GPipe, true)]
+    {
+        let program = program(&schedule, Remat::Never, 4, 8);
+        let mut plain = Exchanges::new(&program, each_alone, 2).unwrap();
+        for (device, groups) in plain.devices.iter_mut().enumerate() {
+            *groups = as_listed(&program, device, joined);
+        }
+        let error = plain.validate(&program, each_alone).unwrap_err();
+        let ExchangeError::Deadlock { waiting } = &error else { panic!("{error}") };
+        assert!(waiting.len() >= 2, "{error}");
+        assert!(error.to_string().contains("while {"), "{error}");
     }
-    let error = plain.validate(&program, each_alone).unwrap_err();
-    let ExchangeError::Deadlock { waiting } = &error else { panic!("{error}") };
-    assert!(waiting.len() >= 2 && waiting.iter().any(|own| own.runs), "{error}");
-    assert!(error.to_string().contains("while {"), "{error}");
 }
 
-/// Runs of transfers that follow each other in a device's list.
-fn as_listed(program: &Program, device: usize) -> Vec<Group> {
+/// Runs of transfers that follow each other in a device's list; sends and receives `joined`, or not.
+fn as_listed(program: &Program, device: usize, joined: bool) -> Vec<Group> {
     let mut groups = vec![Group::default()];
     for action in &program.devices[device] {
         let last = groups.last_mut().unwrap();
@@ -134,7 +145,12 @@ fn as_listed(program: &Program, device: usize) -> Vec<Group> {
             |own: Transfer| program.topology.edges[own.edge.index()].kind != EdgeKind::Vote;
         match action.op {
             Op::Send(own) if transfer(own) && last.receives.is_empty() => last.sends.push(*action),
-            Op::Receive(own) if transfer(own) => last.receives.push(*action),
+            Op::Receive(own) if transfer(own) && (joined || last.sends.is_empty()) => {
+                last.receives.push(*action);
+            }
+            Op::Receive(own) if transfer(own) => {
+                groups.push(Group { sends: Vec::new(), receives: vec![*action] });
+            }
             _ if last.sends.is_empty() && last.receives.is_empty() => {}
             _ => groups.push(Group::default()),
         }
@@ -191,6 +207,8 @@ fn run_in_any_order(program: &Program, exchanges: &Exchanges, capacity: usize, s
     let placement = program.placement();
     let (mut list, mut group) = (vec![0; devices], vec![0; devices]);
     let mut running: Vec<Option<Vec<Action>>> = vec![None; devices];
+    let mut announced: HashSet<Transfer> = HashSet::new();
+    let mut is_started = vec![false; devices];
     let mut leaving: HashSet<Transfer> = HashSet::new();
     let mut arrived: HashSet<Transfer> = HashSet::new();
     let mut held: HashMap<_, usize> = HashMap::new();
@@ -228,8 +246,13 @@ fn run_in_any_order(program: &Program, exchanges: &Exchanges, capacity: usize, s
                     can.push((device, 1));
                 }
             }
-            if running[device].is_some() {
-                can.push((device, 2));
+            if let Some(open) = &running[device] {
+                let mut receives = open.iter().filter(|own| !sent(own));
+                if is_started[device] {
+                    can.push((device, 2));
+                } else if receives.all(|own| announced.contains(&own.op.transfer().unwrap())) {
+                    can.push((device, 3));
+                }
             }
         }
         let done = (0..devices).all(|device| {
@@ -267,6 +290,7 @@ fn run_in_any_order(program: &Program, exchanges: &Exchanges, capacity: usize, s
                     let next = &exchanges.devices[device][group[device]];
                     for own in next.sends.iter().filter_map(|own| own.op.transfer()) {
                         leaving.remove(&own);
+                        announced.insert(own);
                         *held.entry((own.edge, own.direction, true)).or_default() -= 1;
                     }
                     for own in next.receives.iter().filter_map(|own| own.op.transfer()) {
@@ -274,6 +298,10 @@ fn run_in_any_order(program: &Program, exchanges: &Exchanges, capacity: usize, s
                     }
                     let all = next.sends.iter().chain(&next.receives).copied().collect();
                     running[device] = Some(all);
+                    moved = true;
+                }
+                3 => {
+                    is_started[device] = true;
                     moved = true;
                 }
                 _ => {
@@ -289,7 +317,7 @@ fn run_in_any_order(program: &Program, exchanges: &Exchanges, capacity: usize, s
                         let from_us = |own: &Action| {
                             !sent(own) && ends(own.op.transfer().unwrap()).0.index() == device
                         };
-                        let there = running[to].as_mut();
+                        let there = running[to].as_mut().filter(|_| is_started[to]);
                         let Some(its) = there.and_then(|open| {
                             open.iter().position(from_us).map(|at| open.remove(at))
                         }) else {
@@ -302,7 +330,9 @@ fn run_in_any_order(program: &Program, exchanges: &Exchanges, capacity: usize, s
                         moved = true;
                     }
                     for device in 0..devices {
-                        if running[device].as_ref().is_some_and(Vec::is_empty) {
+                        if is_started[device] && running[device].as_ref().is_some_and(Vec::is_empty)
+                        {
+                            is_started[device] = false;
                             running[device] = None;
                             group[device] += 1;
                             moved = true;

@@ -1,9 +1,15 @@
 //! Devices and their exchanges on an abstract machine without times.
 //!
-//! Each device runs its list, and beside it its groups. A group starts when its sends have been
-//! made and there is room for what it receives. It ends when each of its transfers is in a group
-//! that runs on the other device, too. Whatever can advance does: an advance never takes from
-//! another one what it needs, so the order of advances does not matter (Kahn 1974).
+//! Each device runs its list, and beside it its groups:
+//!
+//! ```text
+//! due        until its sends have been made, and there is room for what it receives
+//! announced  it has said what it sends; until all that it receives is announced
+//! running    until each of its transfers is in a group that runs on the other device, too
+//! ```
+//!
+//! Whatever can advance does: an advance never takes from another one what it needs, so the order of
+//! advances does not matter (Kahn 1974).
 
 use std::collections::HashMap;
 
@@ -21,7 +27,7 @@ type Half = (EdgeId, Direction);
 struct Passed {
     /// Put in by the sender's list.
     sent: usize,
-    /// Taken by a group of the sender.
+    /// Taken and announced by a group of the sender.
     taken: usize,
     /// For which the receiver has kept room.
     expected: usize,
@@ -38,6 +44,15 @@ impl Passed {
     }
 }
 
+/// How far a group is.
+#[derive(Clone, Copy, PartialEq, Eq, Default)]
+enum Phase {
+    #[default]
+    Due,
+    Announced,
+    Running,
+}
+
 /// How far a device is.
 #[derive(Clone, Default)]
 struct Place {
@@ -45,11 +60,11 @@ struct Place {
     list: usize,
     /// The position in its groups.
     group: usize,
-    /// Whether that group runs.
-    runs: bool,
-    /// The transfers of that group that still wait for the other device.
+    /// How far that group is.
+    phase: Phase,
+    /// The transfers of the running group that still wait for the other device.
     open: Vec<Transfer>,
-    /// The messages that the device held when that group started.
+    /// The messages for which the device needs room before that group is announced.
     held: HashMap<Half, usize>,
 }
 
@@ -109,7 +124,7 @@ impl<'a> Machine<'a> {
     fn advance(&mut self) -> bool {
         let mut moved = false;
         for device in 0..self.places.len() {
-            while self.step(device) || self.start(device) {
+            while self.step(device) || self.announce(device) || self.start(device) {
                 moved = true;
             }
             moved |= self.meet(device);
@@ -147,28 +162,42 @@ impl<'a> Machine<'a> {
         can
     }
 
-    /// Starts the next group of a device. Returns whether it could.
-    fn start(&mut self, device: usize) -> bool {
-        let Some(group) = self.group(device).filter(|_| !self.places[device].runs) else {
-            return false;
-        };
-        let (sends, receives): (Vec<_>, Vec<_>) =
-            (transfers(&group.sends).collect(), transfers(&group.receives).collect());
+    /// The transfers of a device's group, if it is in `phase`: sends and receives.
+    fn transfers_in(&self, device: usize, phase: Phase) -> Option<[Vec<Transfer>; 2]> {
+        let group = self.group(device).filter(|_| self.places[device].phase == phase)?;
+        Some([&group.sends, &group.receives].map(|own| transfers(own).collect()))
+    }
+
+    /// Announces the next group of a device. Returns whether it could.
+    fn announce(&mut self, device: usize) -> bool {
+        let Some([sends, receives]) = self.transfers_in(device, Phase::Due) else { return false };
         if !sends.iter().all(|own| self.is_made(*own, &sends))
             || receives.iter().any(|own| self.lacks_room(*own, &receives))
         {
             return false;
         }
+        sends.into_iter().for_each(|own| self.of(own).taken += 1);
+        receives.into_iter().for_each(|own| self.of(own).expected += 1);
         let held = self.passed.iter().map(|(own, passed)| (*own, passed.waiting()));
         self.places[device].held = held.collect();
-        for &own in &sends {
-            self.of(own).taken += 1;
-        }
-        for &own in &receives {
-            self.of(own).expected += 1;
+        self.places[device].phase = Phase::Announced;
+        true
+    }
+
+    /// Starts the announced group of a device. Returns whether it could.
+    fn start(&mut self, device: usize) -> bool {
+        let Some([sends, receives]) = self.transfers_in(device, Phase::Announced) else {
+            return false;
+        };
+        let is_announced = |own: &Transfer| {
+            let passed = self.passed.get(&half(*own)).copied().unwrap_or_default();
+            passed.taken >= passed.expected
+        };
+        if !receives.iter().all(is_announced) {
+            return false;
         }
         let place = &mut self.places[device];
-        place.runs = true;
+        place.phase = Phase::Running;
         place.open = sends.into_iter().chain(receives).collect();
         self.end_group(device); // it may be empty
         true
@@ -211,8 +240,8 @@ impl<'a> Machine<'a> {
 
     fn end_group(&mut self, device: usize) {
         let place = &mut self.places[device];
-        if place.runs && place.open.is_empty() {
-            place.runs = false;
+        if place.phase == Phase::Running && place.open.is_empty() {
+            place.phase = Phase::Due;
             place.group += 1;
         }
     }
@@ -237,17 +266,12 @@ impl<'a> Machine<'a> {
 
     /// Leaves the receives for which there is no room yet to a group of their own.
     fn split(&mut self, device: usize) -> bool {
-        let Some(group) = self.group(device).filter(|_| !self.places[device].runs) else {
-            return false;
-        };
-        let (sends, receives): (Vec<_>, Vec<_>) =
-            (transfers(&group.sends).collect(), transfers(&group.receives).collect());
+        let Some([_, receives]) = self.transfers_in(device, Phase::Due) else { return false };
         let fits = |count: &usize| {
             !receives.iter().take(*count).any(|own| self.lacks_room(*own, &receives[..*count]))
         };
         let fitting = (0..=receives.len()).rev().find(fits).unwrap_or(0);
-        let starts = !sends.is_empty() && sends.iter().all(|own| self.is_made(*own, &sends));
-        if fitting == receives.len() || (fitting == 0 && !starts) {
+        if fitting == receives.len() || fitting == 0 {
             return false;
         }
         let now = self.places[device].group;
@@ -257,35 +281,50 @@ impl<'a> Machine<'a> {
         true
     }
 
-    /// Makes the receive of `own` run on `device` now, or makes room for it.
+    /// Makes the receive of `own`, which its sender has announced, run on `device` now. Or makes
+    /// room for it.
     fn bring_forward(&mut self, own: Transfer, device: usize) -> bool {
         let is_it = |action: &Action| action.op == Op::Receive(own);
-        let Place { group: now, runs, .. } = self.places[device];
+        let Place { group: now, phase, .. } = self.places[device];
+        if let Some([_, receives]) = self.transfers_in(device, Phase::Announced) {
+            // It waits for another announcement. Nobody knows of it: it sends nothing.
+            receives.into_iter().for_each(|own| self.of(own).expected -= 1);
+            self.places[device].phase = Phase::Due;
+        }
         let groups = &mut self.exchanges.devices[device];
         let holds = |group: &Group| group.receives.iter().any(is_it);
         let Some(found) = groups.iter().skip(now).position(holds) else { return false };
         let group = &mut groups[now + found];
-        if !runs && found == 0 && group.sends.is_empty() && group.receives.len() == 1 {
+        if phase != Phase::Running && found == 0 && group.receives.len() == 1 {
             self.make_room(own); // it is next, and lacks nothing else
             return true;
         }
         let Some(at) = group.receives.iter().position(is_it) else { return false };
         let receive = group.receives.remove(at);
         self.exchanges.moved += 1;
-        if !runs {
+        if phase != Phase::Running {
             groups.insert(now, Group { sends: Vec::new(), receives: vec![receive] });
             return true;
         }
-        let group = &mut groups[now].receives;
-        group.push(receive);
-        // The group waits for the room of all that it receives before it starts.
-        let count = transfers(group).filter(|other| half(*other) == half(own)).count();
-        let held = self.places[device].held.get(&half(own)).copied().unwrap_or(0);
-        while self.exchanges.room(own.edge, own.direction) < held + count {
+        // What has passed may be what made this value. It stays in a group that ends before.
+        let open = &self.places[device].open;
+        let is_open = |action: &Action| action.op.transfer().is_some_and(|t| open.contains(&t));
+        let group = &mut groups[now];
+        let take = |actions: &mut Vec<Action>| actions.extract_if(.., |own| is_open(own)).collect();
+        let mut rest = Group { sends: take(&mut group.sends), receives: take(&mut group.receives) };
+        rest.receives.push(receive);
+        groups.insert(now + 1, rest);
+        let place = &mut self.places[device];
+        place.group += 1;
+        place.open.push(own);
+        // None of the pieces is announced before there is room for all that they receive.
+        let needed = place.held.entry(half(own)).or_default();
+        *needed += 1;
+        let needed = *needed;
+        while self.exchanges.room(own.edge, own.direction) < needed {
             self.make_room(own);
         }
         self.of(own).expected += 1;
-        self.places[device].open.push(own);
         true
     }
 
@@ -301,7 +340,12 @@ impl<'a> Machine<'a> {
             let group = self.group(device).filter(|group| !group.is_empty()).cloned();
             if action.is_some() || group.is_some() {
                 let device = DeviceId::from_index(device);
-                waiting.push(WaitingDevice { device, action, group, runs: place.runs });
+                waiting.push(WaitingDevice {
+                    device,
+                    action,
+                    group,
+                    runs: place.phase == Phase::Running,
+                });
             }
         }
         if waiting.is_empty() { Ok(()) } else { Err(ExchangeError::Deadlock { waiting }) }

@@ -35,6 +35,8 @@ struct State<E: StageExecutor> {
     queues: HashMap<RemoteEdge, VecDeque<Envelope<E::Value>>>,
     /// By sender and receiver: what running groups send and nobody has received yet.
     offered: HashMap<(usize, usize), Offers<E::Value>>,
+    /// How many messages on a link are announced and not yet expected.
+    announced: HashMap<RemoteEdge, usize>,
     /// Each process's alarm, and whether its run was ended.
     alarms: Vec<Option<Alarm>>,
     /// The processes' parts of each run.
@@ -57,6 +59,7 @@ impl<E: StageExecutor> Network<E> {
         let state = State {
             queues: HashMap::new(),
             offered: HashMap::new(),
+            announced: HashMap::new(),
             alarms: vec![None; processes],
             shares: Vec::new(),
             failed: None,
@@ -127,8 +130,8 @@ impl<E: StageExecutor> Inbound<E::Value> for End<E> {
     }
 }
 
-/// A group ends when its receivers have all it sends, and it has all it receives. Values between
-/// two processes have no tags.
+/// A group starts when all that it receives is announced. It ends when its receivers have all it
+/// sends, and it has all it receives. Values between two processes have no tags.
 struct Group<E: StageExecutor> {
     network: Arc<Network<E>>,
     here: usize,
@@ -141,6 +144,17 @@ impl<E: StageExecutor> Exchange<E::Value> for Group<E> {
         receives: &[RemoteEdge],
     ) -> Result<Vec<Envelope<E::Value>>, PeerError> {
         let receivers: Vec<usize> = sends.iter().map(|(crossing, _)| crossing.to).collect();
+        for (crossing, _) in &sends {
+            *self.network.lock().announced.entry(*crossing).or_default() += 1;
+        }
+        self.network.changed.notify_all();
+        for crossing in receives {
+            self.network.wait(|state| {
+                let announced = state.announced.get_mut(crossing)?;
+                *announced = announced.checked_sub(1)?;
+                Some(())
+            })?;
+        }
         {
             let mut state = self.network.lock();
             for (crossing, envelope) in sends {
