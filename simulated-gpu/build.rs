@@ -29,6 +29,7 @@ fn build(lib: &Path) {
             [
                 "quiet",
                 "call",
+                "group",
                 "hooks",
                 "interface",
                 "kernels",

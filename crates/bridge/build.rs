@@ -25,6 +25,14 @@ fn main() {
     if std::env::var_os("CARGO_FEATURE_ALLOCATOR").is_some() {
         bridge.define("GPIPE_ALLOCATOR", None);
     }
+    if let Some(headers) = nccl(&torch) {
+        bridge.define("GPIPE_NCCL", None).includes(headers);
+        // A warning about CUDA's own headers.
+        bridge.flag_if_supported("-Wno-interference-size");
+        for library in ["torch_cuda", "c10_cuda"] {
+            println!("cargo:rustc-link-lib=dylib={library}");
+        }
+    }
     bridge
         .file("cpp/vjp.cc")
         .file("cpp/split.cc")
@@ -33,6 +41,7 @@ fn main() {
         .file("cpp/layout.cc")
         .file("cpp/convolution.cc")
         .file("cpp/custom.cc")
+        .file("cpp/gpu_group.cc")
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")
         .file("cpp/op_cache.cc")
@@ -65,6 +74,24 @@ fn main() {
     println!("cargo:rustc-env=GPIPE_LIBTORCH_LIB={}", lib.display());
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}
+
+/// The folders of the headers that NCCL's process group needs, if `torch` is a libtorch with CUDA
+/// and they are beside it, where PyTorch's packages put them. Without them GPUs of different
+/// processes exchange values through Gloo alone.
+fn nccl(torch: &Path) -> Option<Vec<PathBuf>> {
+    let packages = torch.parent()?.join("nvidia");
+    let cuda = packages.join("cu13/include");
+    let needed = [
+        torch.join("lib/libtorch_cuda.so"),
+        torch.join("include/torch/csrc/distributed/c10d/ProcessGroupNCCL.hpp"),
+        packages.join("nccl/include/nccl.h"),
+        cuda.join("cuda_runtime.h"),
+        cuda.join("crt/host_config.h"),
+        cuda.join("cccl"),
+    ];
+    let there = needed.iter().all(|path| path.exists());
+    there.then(|| vec![packages.join("nccl/include"), cuda.join("cccl"), cuda])
 }
 
 /// The version of a libtorch and its build, such as `2.11.0+cpu`. Rejects any other version.

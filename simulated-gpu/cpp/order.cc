@@ -185,9 +185,12 @@ void host_learns(const Clock &clock) {
 bool host_knows(StreamNumber stream, uint64_t kernel) { return kernel <= host().of(stream); }
 
 void check_free(const Uses &uses) {
+  // As CUDA's allocator does: the memory waits for what is on the recorded streams at this time.
   Clock known = recorded(uses.owner);
+  for (StreamNumber stream : uses.recorded)
+    known.join(recorded(stream));
   const auto check = [&](const Access &access) {
-    if (access.kernel <= known.of(access.stream) || uses.recorded.count(access.stream) != 0)
+    if (access.kernel <= known.of(access.stream))
       return;
     report("memory of " + name(uses.owner) + " is freed while " + access.operation + " on " +
            name(access.stream) + " may still run, and was not recorded on that stream (" +

@@ -31,6 +31,7 @@ const SHORT: &[Suite] = &[
     Suite { package: "gpipe", program: "suite", arguments: &["transparency_of_views"] },
     Suite { package: "checkpoint", program: "suite", arguments: &[ONE_BY_ONE] },
     Suite { package: "distributed", program: "suite", arguments: &[ONE_BY_ONE] },
+    Suite { package: "distributed", program: "transparency", arguments: &["connected_by_nccl"] },
     Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "oracle_on_gpus"] },
 ];
 
@@ -40,6 +41,7 @@ const WHOLE: &[Suite] = &[
     Suite { package: "gpipe", program: "suite", arguments: &[ONE_BY_ONE] },
     Suite { package: "checkpoint", program: "suite", arguments: &[ONE_BY_ONE] },
     Suite { package: "distributed", program: "suite", arguments: &[ONE_BY_ONE] },
+    Suite { package: "distributed", program: "transparency", arguments: &["connected_by_nccl"] },
     Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "oracle_on_gpus"] },
     // The other tests of estimates are about the CPU's kernels.
     Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "--skip", "estimates"] },

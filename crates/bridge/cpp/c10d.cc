@@ -3,9 +3,7 @@
 // Gloo requires contiguous CPU tensors. It also ends the receiving process if a receive is smaller
 // than what was sent, so mail.rs and sums.rs agree on sizes first.
 #include "gpipe-bridge/src/ffi.rs.h"
-#include "c10d.h"
-#define USE_C10D
-#define USE_C10D_GLOO // libtorch is built with it; its headers check it
+#include "c10d_inside.h"
 #include <c10/util/Logging.h>
 #include <cstdlib>
 #include <torch/csrc/distributed/c10d/PrefixStore.hpp>
@@ -41,10 +39,6 @@ std::string text(rust::Str str) { return std::string(str); }
 // A user can set TORCH_FR_BUFFER_SIZE to turn the table on again.
 [[maybe_unused]] static const int no_table = setenv("TORCH_FR_BUFFER_SIZE", "0", /*overwrite=*/0);
 
-struct TcpStore::Impl {
-  c10::intrusive_ptr<c10d::Store> store;
-  uint16_t port;
-};
 TcpStore::TcpStore() = default;
 TcpStore::~TcpStore() = default;
 
@@ -164,14 +158,19 @@ std::unique_ptr<GroupWork> ProcessGroup::all_reduce(Address tensor, bool largest
   return work;
 }
 
-// `address` is where this process listens for its peers.
+c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store> &store, int rank,
+                                            int size, const std::string &address,
+                                            milliseconds timeout) {
+  auto options = c10d::ProcessGroupGloo::Options::create(timeout);
+  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(address));
+  return c10::make_intrusive<c10d::ProcessGroupGloo>(store, rank, size, options);
+}
+
 std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size,
                                          rust::Str address, int64_t timeout_ms) {
-  auto options = c10d::ProcessGroupGloo::Options::create(milliseconds(timeout_ms));
-  options->devices.push_back(c10d::ProcessGroupGloo::createDeviceForHostname(text(address)));
   auto group = std::make_unique<ProcessGroup>();
   group->impl->backend =
-      c10::make_intrusive<c10d::ProcessGroupGloo>(store.impl->store, rank, size, options);
+      make_gloo(store.impl->store, rank, size, text(address), milliseconds(timeout_ms));
   return group;
 }
 

@@ -42,6 +42,20 @@ struct ProcessGroup {
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
+// Processes with a GPU each. Everything runs on the calling thread's current stream.
+struct GpuGroup {
+  GpuGroup();
+  ~GpuGroup();
+  void exchange(rust::Slice<const Address> sends, rust::Slice<const int32_t> to,
+                rust::Slice<const Address> receives, rust::Slice<const int32_t> from) const;
+  void abort() const;
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+bool has_nccl();
+std::unique_ptr<GpuGroup> gpu_group(const TcpStore &store, int32_t rank, int32_t size, int32_t gpu,
+                                    rust::Str address, int64_t timeout_ms);
+
 std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, int32_t size,
                                          rust::Str address, int64_t timeout_ms);
 

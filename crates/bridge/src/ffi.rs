@@ -208,6 +208,25 @@ pub(crate) mod bridged {
         fn wait(self: &GroupWork, timeout_ms: i64) -> Result<bool>;
         fn abort(self: &GroupWork) -> Result<()>;
 
+        type GpuGroup;
+        fn has_nccl() -> bool;
+        fn gpu_group(
+            store: &TcpStore,
+            rank: i32,
+            size: i32,
+            gpu: i32,
+            address: &str,
+            timeout_ms: i64,
+        ) -> Result<UniquePtr<GpuGroup>>;
+        unsafe fn exchange(
+            self: &GpuGroup,
+            sends: &[usize],
+            to: &[i32],
+            receives: &[usize],
+            from: &[i32],
+        ) -> Result<()>;
+        fn abort(self: &GpuGroup) -> Result<()>;
+
         type ProcessGroup;
         fn gloo_group(
             store: &TcpStore,

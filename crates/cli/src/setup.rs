@@ -52,7 +52,7 @@ pub(crate) fn replica(
 ) -> Result<PipelineBuilder, CliError> {
     let builder = pipeline(config, model)?;
     match processes.transport() {
-        Some(transport) => Ok(builder.processes(transport)),
+        Some(transport) => Ok(builder.processes(transport).links(config.pipeline.links)),
         None => Ok(builder),
     }
 }

@@ -8,7 +8,7 @@ use std::{
     time::Duration,
 };
 
-use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule};
+use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule, processes::Links};
 use gpipe_core::schedule::{CustomSchedule, UnknownSchedule, custom::BYTES_MAX};
 use serde::{Deserialize, Deserializer, Serializer};
 
@@ -445,6 +445,7 @@ plain_is_display!(
     Devices,
     Dtype,
     KernelChoice,
+    Links,
     Decays,
     OptimizerName,
     OnNan,

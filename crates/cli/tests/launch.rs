@@ -308,6 +308,29 @@ fn fault_a_stopped_process_is_named_within_the_deadline() {
     assert_over(&folder, "run");
 }
 
+/// Processes whose values pass from GPU to GPU: one of them is killed, or stopped, in the middle.
+#[test]
+fn fault_a_lost_process_ends_those_whose_gpus_it_is_connected_with() {
+    let gpus = ["--device", "cuda:0,cuda:1,cuda:2", "--set", "pipeline.links=nccl"];
+    for (signal, code) in [("-KILL", 137), ("-STOP", 1)] {
+        let folder = Folder::new();
+        let launch = ["launch", "--processes", "3", "--"];
+        let more = [&["--stages", "3", "--set", "pipeline.timeout_s=5"][..], &gpus].concat();
+        let train = train_for("run", "100000", "2", &more);
+        let mut command = folder.command(&[&launch[..], &train].concat());
+        command.env("GPIPE_SIMULATED_GPUS", "3").env("GPIPE_SIMULATED_GPU_MEMORY", "1GiB");
+        let mut run = Process::start(&mut command);
+        run.until("saved");
+        send(signal, &process_of(run.number(), 1));
+        assert_eq!(run.end(), Ok(code), "{signal}: {}", run.printed);
+        let named = run.printed.lines().any(|line| {
+            line.contains("gpipe: ") && line.contains("rank 1") && line.contains("sign of life")
+        });
+        assert!(named, "{signal}: {}", run.printed);
+        assert_over(&folder, "run");
+    }
+}
+
 #[test]
 fn fault_an_error_of_one_process_is_that_of_all() {
     let folder = Folder::new();

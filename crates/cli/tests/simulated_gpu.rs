@@ -48,6 +48,12 @@ fn gpu_a_runs_whole_life_on_simulated_gpus() {
     let launched = [&["launch", "--processes", "2", "--"], &run("apart", "cuda:0,cuda:1", &[])[..]];
     succeeds(&folder, &launched.concat());
     assert!(folder.weights("one") == folder.weights("apart"), "in processes: other weights");
+    // The same, from GPU to GPU. With re-materialization neighbours send before they receive.
+    let more = ["--set", "pipeline.links=nccl", "--schedule", "zb-h1", "--remat", "always"];
+    let launched =
+        [&["launch", "--processes", "2", "--"], &run("joined", "cuda:0,cuda:1", &more)[..]];
+    succeeds(&folder, &launched.concat());
+    assert!(folder.weights("one") == folder.weights("joined"), "over NCCL: other weights");
     // On from a checkpoint, on other devices.
     let from = "two/checkpoints/step-00000008";
     succeeds(&folder, &["train", "--resume", from, "--out", "on", "--device", "cuda:1"]);
@@ -66,6 +72,9 @@ fn gpu_a_runs_whole_life_on_simulated_gpus() {
         )
     };
     assert_eq!(written("cuda:0"), written("cuda:0,cuda:1"));
+    let generate = ["generate", "joined", "--prompt", "stage", "--tokens", "8"];
+    let launched = [&["launch", "--processes", "2", "--no-prefix", "--"], &generate[..]].concat();
+    assert_eq!(written("cuda:0"), succeeds(&folder, &launched));
 }
 
 #[test]
@@ -77,6 +86,11 @@ fn gpu_replicas_and_batch_norm_on_simulated_gpus() {
     succeeds(&folder, &on("gpus", "cuda:0"));
     succeeds(&folder, &on("others", "cuda:1"));
     assert!(folder.weights("gpus") == folder.weights("others"));
+    // Two replicas of two processes each, whose values pass from GPU to GPU.
+    let more = ["--replicas", "2", "--set", "pipeline.links=nccl"];
+    let joined = run("joined", "cuda:0,cuda:1", &more);
+    succeeds(&folder, &[&["launch", "--processes", "4", "--"], &joined[..]].concat());
+    assert!(folder.weights("gpus") == folder.weights("joined"));
 }
 
 #[test]

@@ -136,7 +136,7 @@ fn fault_groups_as_the_list_has_them_deadlock() {
     }
 }
 
-/// Runs of transfers that follow each other in a device's list; sends and receives `joined`, or not.
+/// Runs of transfers that follow each other in a device's list; sends and receives `joined` or not.
 fn as_listed(program: &Program, device: usize, joined: bool) -> Vec<Group> {
     let mut groups = vec![Group::default()];
     for action in &program.devices[device] {

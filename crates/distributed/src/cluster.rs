@@ -2,8 +2,7 @@
 //! connect to each other.
 
 use std::{
-    collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex},
     time::Duration,
 };
 
@@ -11,31 +10,31 @@ use crate::{
     clock::Clock,
     facts,
     gathers::Gathers,
+    gpus::Connected,
     interrupt::Interrupt,
     joining::{GOODBYE, JoinError, Joining, Meeting, Met, Store, connect, meet, wait_for},
-    link::{Receiver, Sender, tag},
+    link::LinkEnds,
     shared::Shared,
     tags,
     watch::{GOODBYE_KEY, SERVER, Watcher},
 };
 use gpipe::{
     Value,
-    processes::{Inbound, Outbound, PeerError, RemoteEdge, Run, Transport, process_of},
+    processes::{
+        Exchange, Inbound, MostBytes, Outbound, PeerError, RemoteEdge, Run, Transport, process_of,
+    },
 };
-use gpipe_bridge::c10d::{self, Group, Inbox, Outbox, TcpStore};
+use gpipe_bridge::c10d::{Group, TcpStore};
 use gpipe_core::{Bytes, DeviceId, Nanos};
 
 /// Maximum number of processes.
 pub const PROCESSES_MAX: usize = 4096;
 
-type Ends<T> = Mutex<HashMap<RemoteEdge, Arc<Mutex<T>>>>;
-
 /// This process as a member of the cluster.
 pub struct Cluster {
     shared: Arc<Shared>,
-    /// The ends of links; they outlive a run.
-    inboxes: Ends<Inbox>,
-    outboxes: Ends<Outbox>,
+    ends: Arc<LinkEnds>,
+    gpus: Connected,
     gathers: Gathers,
     beside: Gathers,
     clock: Clock,
@@ -126,9 +125,9 @@ impl Cluster {
         let clock = joining.of_processes(clock, "a process that compares clocks")?;
         shared.watch.joined();
         Ok(Arc::new(Self {
+            ends: Arc::new(LinkEnds::new(&shared)),
+            gpus: Connected::default(),
             shared,
-            inboxes: Mutex::default(),
-            outboxes: Mutex::default(),
             gathers: Gathers::new(tags::GATHER, 0..size),
             beside: Gathers::new(tags::GATHER_BESIDE, 0..size),
             clock,
@@ -150,40 +149,9 @@ impl Cluster {
         &self.shared
     }
 
-    /// The receiving end of a remote edge. `crossing` holds ranks.
-    pub(crate) fn receiver(
-        &self,
-        crossing: RemoteEdge,
-        most: Bytes,
-    ) -> Result<Receiver, PeerError> {
-        let from = crossing.from;
-        let inbox = end(&self.inboxes, crossing, || self.shared.group.inbox(from, tag(crossing)));
-        let inbox = inbox.map_err(|error| self.shared.lost(from, &error))?;
-        Ok(Receiver::new(&self.shared, from, most, inbox))
+    pub(crate) fn ends(&self) -> &Arc<LinkEnds> {
+        &self.ends
     }
-
-    /// The sending end of a remote edge. `crossing` holds ranks.
-    pub(crate) fn sender(&self, crossing: RemoteEdge) -> Result<Sender, PeerError> {
-        let to = crossing.to;
-        let outbox = end(&self.outboxes, crossing, || self.shared.group.outbox(to, tag(crossing)));
-        let outbox = outbox.map_err(|error| self.shared.lost(to, &error))?;
-        Ok(Sender::new(&self.shared, to, outbox))
-    }
-}
-
-/// The end of a remote edge, opened at its first use.
-fn end<T>(
-    ends: &Ends<T>,
-    crossing: RemoteEdge,
-    open: impl FnOnce() -> c10d::Result<T>,
-) -> c10d::Result<Arc<Mutex<T>>> {
-    let mut ends = ends.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(end) = ends.get(&crossing) {
-        return Ok(Arc::clone(end));
-    }
-    let end = Arc::new(Mutex::new(open()?));
-    ends.insert(crossing, Arc::clone(&end));
-    Ok(end)
 }
 
 impl Transport for Cluster {
@@ -211,7 +179,7 @@ impl Transport for Cluster {
     }
 
     fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<Value>>, PeerError> {
-        Ok(Box::new(self.sender(crossing)?))
+        Ok(Box::new(self.ends.sender(crossing)?))
     }
 
     fn inbound(
@@ -219,7 +187,19 @@ impl Transport for Cluster {
         crossing: RemoteEdge,
         most: Bytes,
     ) -> Result<Box<dyn Inbound<Value>>, PeerError> {
-        Ok(Box::new(self.receiver(crossing, most)?))
+        Ok(Box::new(self.ends.receiver(crossing, most)?))
+    }
+
+    fn connect_gpus(&self, gpu: usize) -> Result<(), PeerError> {
+        let store = self
+            .another_store()
+            .and_then(|store| store.prefixed("nccl").map_err(connect(SERVER.into())));
+        let store = store.map_err(|error| self.shared.own(error.to_string()))?;
+        self.gpus.connect(&self.shared, store, (self.rank(), self.size()), gpu)
+    }
+
+    fn exchange(&self, most: MostBytes) -> Result<Box<dyn Exchange<Value>>, PeerError> {
+        self.gpus.exchange(&self.shared, most, &self.ends, 0)
     }
 
     fn fail(&self, why: &PeerError) {
@@ -243,7 +223,7 @@ impl Drop for Cluster {
     /// Says goodbye. The host of the store then waits briefly for the other ranks' goodbyes.
     fn drop(&mut self) {
         self.shared.interrupt.interrupt();
-        self.inboxes.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        self.ends.stop_receiving();
         // Behind a cut link, a call to the store blocks for as long as TCP allows. So the watcher's
         // thread says goodbye: it may be left behind.
         drop(self.watcher.take());

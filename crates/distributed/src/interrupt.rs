@@ -9,16 +9,18 @@ use std::{
 use gpipe_bridge::c10d::{Error, Work};
 
 /// All pending waits of a process.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct Interrupt {
     state: Mutex<State>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 struct State {
     interrupted: bool,
     next: u64,
     waiting: HashMap<u64, Work>,
+    /// What else ends when the run fails.
+    ends: Vec<Box<dyn Fn() + Send>>,
 }
 
 impl Interrupt {
@@ -46,15 +48,33 @@ impl Interrupt {
         done
     }
 
+    /// Calls `end` when the run fails.
+    pub(crate) fn and_end(&self, end: impl Fn() + Send + 'static) {
+        let mut state = self.lock();
+        if state.interrupted {
+            drop(state);
+            return end();
+        }
+        state.ends.push(Box::new(end));
+    }
+
+    /// Whether the run has failed.
+    pub(crate) fn is_interrupted(&self) -> bool {
+        self.lock().interrupted
+    }
+
     /// Ends every current and future wait.
     pub(crate) fn interrupt(&self) {
-        let waiting: Vec<Work> = {
+        let (waiting, ends): (Vec<Work>, Vec<_>) = {
             let mut state = self.lock();
             state.interrupted = true;
-            state.waiting.values().cloned().collect()
+            (state.waiting.values().cloned().collect(), std::mem::take(&mut state.ends))
         };
         for work in waiting {
             let _ = work.abort();
+        }
+        for end in ends {
+            end();
         }
     }
 }

@@ -6,6 +6,7 @@
 //! - [`member`]: [`Member`], a process in one of several replicas of a pipeline
 //! - `gathers`: all-gather of bytes, for whatever is not a value on a link
 //! - `link`: the two ends of a link between processes
+//! - `gpus`: values from GPU to GPU, over NCCL
 //! - `tags`: the tags of all messages
 //! - `wire`: messages of links as headers and contiguous tensors
 //! - `watch`: signs of life, and the first failure, which all processes agree on
@@ -26,6 +27,7 @@ mod facts;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod gathers;
+mod gpus;
 mod interrupt;
 pub mod joining;
 mod link;

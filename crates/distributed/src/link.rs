@@ -6,7 +6,7 @@
 //! gives their sizes.
 
 use std::{
-    collections::VecDeque,
+    collections::{HashMap, VecDeque},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
@@ -16,7 +16,7 @@ use gpipe::{
 };
 use gpipe_bridge::c10d::{Error, Inbox, Outbox, Work};
 use gpipe_core::{Bytes, Direction};
-use tch::Tensor;
+use tch::{Device, Tensor};
 
 use crate::{
     shared::Shared,
@@ -24,16 +24,75 @@ use crate::{
     wire::{Header, Layout, Part, encode},
 };
 
+/// The tensors of a header; some may be absent.
+type Tensors = Vec<Option<Tensor>>;
+
 /// Maximum number of messages in flight. While one is sent, the next one is computed and its header
 /// is sent ahead.
 const UNDER_WAY_MAX: usize = 2;
 
-pub(crate) fn tag(crossing: RemoteEdge) -> usize {
+fn tag(crossing: RemoteEdge) -> usize {
     tags::LINKS + 2 * crossing.edge.index() + usize::from(crossing.direction == Direction::Backward)
 }
 
 fn lock<T>(end: &Mutex<T>) -> MutexGuard<'_, T> {
     end.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+type Ends<T> = Mutex<HashMap<RemoteEdge, Arc<Mutex<T>>>>;
+
+/// The ends of links between stages; they outlive a run. Crossings hold ranks.
+pub(crate) struct LinkEnds {
+    shared: Arc<Shared>,
+    inboxes: Ends<Inbox>,
+    outboxes: Ends<Outbox>,
+}
+
+impl LinkEnds {
+    pub(crate) fn new(shared: &Arc<Shared>) -> Self {
+        let (inboxes, outboxes) = (Mutex::default(), Mutex::default());
+        Self { shared: Arc::clone(shared), inboxes, outboxes }
+    }
+
+    /// Drops the receiving ends.
+    pub(crate) fn stop_receiving(&self) {
+        lock(&self.inboxes).clear();
+    }
+
+    /// The receiving end of a remote edge.
+    pub(crate) fn receiver(
+        &self,
+        crossing: RemoteEdge,
+        most: Bytes,
+    ) -> Result<Receiver, PeerError> {
+        let from = crossing.from;
+        let inbox = end(&self.inboxes, crossing, || self.shared.group.inbox(from, tag(crossing)));
+        let inbox = inbox.map_err(|error| self.shared.lost(from, &error))?;
+        Ok(Receiver::new(&self.shared, from, most, inbox))
+    }
+
+    /// The sending end of a remote edge.
+    pub(crate) fn sender(&self, crossing: RemoteEdge) -> Result<Sender, PeerError> {
+        let to = crossing.to;
+        let outbox = end(&self.outboxes, crossing, || self.shared.group.outbox(to, tag(crossing)));
+        let outbox = outbox.map_err(|error| self.shared.lost(to, &error))?;
+        Ok(Sender::new(&self.shared, to, outbox))
+    }
+}
+
+/// The end of a remote edge, opened at its first use.
+fn end<T>(
+    ends: &Ends<T>,
+    crossing: RemoteEdge,
+    open: impl FnOnce() -> Result<T, Error>,
+) -> Result<Arc<Mutex<T>>, Error> {
+    let mut ends = lock(ends);
+    if let Some(end) = ends.get(&crossing) {
+        return Ok(Arc::clone(end));
+    }
+    let end = Arc::new(Mutex::new(open()?));
+    ends.insert(crossing, Arc::clone(&end));
+    Ok(end)
 }
 
 /// The sending end of a link.
@@ -60,6 +119,16 @@ impl Sender {
         Ok(works)
     }
 
+    /// Starts to send a message; returns once another one may be sent.
+    pub(crate) fn send_parts(&mut self, parts: Vec<Part>) -> Result<(), PeerError> {
+        let works = self.begin(parts)?;
+        self.under_way.push_back(works);
+        while self.under_way.len() >= UNDER_WAY_MAX {
+            self.finish_oldest()?;
+        }
+        Ok(())
+    }
+
     fn finish_oldest(&mut self) -> Result<(), PeerError> {
         for work in self.under_way.pop_front().unwrap_or_default() {
             let done = self.shared.interrupt.wait(&work, self.shared.longest_wait);
@@ -75,13 +144,8 @@ impl Sender {
 
 impl Outbound<Value> for Sender {
     fn send(&mut self, envelope: Envelope<Value>) -> Result<(), PeerError> {
-        let parts = encode(envelope).map_err(|reason| self.shared.own(reason))?;
-        let works = self.begin(parts)?;
-        self.under_way.push_back(works);
-        while self.under_way.len() >= UNDER_WAY_MAX {
-            self.finish_oldest()?;
-        }
-        Ok(())
+        let parts = encode(envelope, |ready| ready.synchronize());
+        self.send_parts(parts.map_err(|reason| self.shared.own(reason))?)
     }
 
     fn flush(&mut self) -> Result<(), PeerError> {
@@ -131,11 +195,7 @@ impl Receiver {
     }
 
     /// Receives the tensors of one header, after posting the receive of the next header.
-    fn tensors(
-        &self,
-        inbox: &mut Inbox,
-        layouts: &[Option<Layout>],
-    ) -> Result<Vec<Option<Tensor>>, PeerError> {
+    fn tensors(&self, inbox: &mut Inbox, layouts: &[Option<Layout>]) -> Result<Tensors, PeerError> {
         let mut arriving = Vec::with_capacity(layouts.len());
         for layout in layouts {
             let expect = |elements| {
@@ -153,15 +213,20 @@ impl Receiver {
                 self.wait(&work)?;
                 received = Some(inbox.tensor().map_err(|error| self.lost(&error))?);
             }
-            let tensor = layout.as_ref().map(|layout| layout.tensor(received)).transpose();
+            let tensor = layout.as_ref().map(|layout| layout.tensor(received, Device::Cpu));
+            let tensor = tensor.transpose();
             tensors.push(tensor.map_err(|reason| self.shared.own(reason))?);
         }
         Ok(tensors)
     }
 }
 
-impl Inbound<Value> for Receiver {
-    fn receive(&mut self) -> Result<Envelope<Value>, PeerError> {
+impl Receiver {
+    /// Receives a message. `fetch` receives the tensors of one header.
+    pub(crate) fn receive_with(
+        &self,
+        mut fetch: impl FnMut(&mut Inbox, &[Option<Layout>]) -> Result<Tensors, PeerError>,
+    ) -> Result<Envelope<Value>, PeerError> {
         let inbox = Arc::clone(&self.inbox);
         let mut inbox = lock(&inbox);
         let mut tensors = Vec::new();
@@ -177,7 +242,7 @@ impl Inbound<Value> for Receiver {
                 );
                 return Err(PeerError { process: Some(self.from), reason });
             }
-            tensors.extend(self.tensors(&mut inbox, &header.tensors)?);
+            tensors.extend(fetch(&mut inbox, &header.tensors)?);
             if tensors.len() == header.total {
                 let micro_batch = header.micro_batch;
                 let message = header.message(tensors);
@@ -186,5 +251,23 @@ impl Inbound<Value> for Receiver {
                 return Ok(Envelope { micro_batch, message });
             }
         }
+    }
+
+    /// Receives a message whose tensors come another way; `take` gives a tensor for each layout.
+    pub(crate) fn receive_announced(
+        &self,
+        mut take: impl FnMut(&Layout) -> Result<Tensor, String>,
+    ) -> Result<Envelope<Value>, PeerError> {
+        self.receive_with(|inbox, layouts| {
+            inbox.post_head().map_err(|error| self.lost(&error))?;
+            let tensors = layouts.iter().map(|layout| layout.as_ref().map(&mut take).transpose());
+            tensors.collect::<Result<_, _>>().map_err(|reason| self.shared.own(reason))
+        })
+    }
+}
+
+impl Inbound<Value> for Receiver {
+    fn receive(&mut self) -> Result<Envelope<Value>, PeerError> {
+        self.receive_with(|inbox, layouts| self.tensors(inbox, layouts))
     }
 }

@@ -10,14 +10,17 @@ use std::{
 use gpipe::{
     Value,
     processes::{
-        Inbound, Outbound, PeerError, RemoteEdge, Replicas, Run, Summing, Transport, process_of,
+        Exchange, Inbound, MostBytes, Outbound, PeerError, RemoteEdge, Replicas, Run, Summing,
+        Transport, process_of,
     },
 };
 use gpipe_bridge::c10d::{Group, Sums, TcpStore, Work};
 use gpipe_core::{Bytes, DeviceId, Nanos, StageId};
 use tch::Tensor;
 
-use crate::{cluster::Cluster, gathers::Gathers, joining::JoinError, shared::Shared, tags};
+use crate::{
+    cluster::Cluster, gathers::Gathers, gpus::Connected, joining::JoinError, shared::Shared, tags,
+};
 
 /// How long a member probes for an unreachable process.
 const PROBE: Duration = Duration::from_millis(500);
@@ -35,6 +38,7 @@ pub struct Member {
     pipeline: Gathers,
     beside: Gathers,
     across: Gathers,
+    gpus: Connected,
     /// How many pipelines have built each stage so far.
     built: Mutex<HashMap<StageId, u64>>,
 }
@@ -66,6 +70,7 @@ impl Member {
             pipeline: Gathers::new(tags::REPLICA, own.clone()),
             beside: Gathers::new(tags::REPLICA_BESIDE, own),
             across: Gathers::new(tags::ACROSS, (0..replicas).map(|r| r * processes + place)),
+            gpus: Connected::default(),
             built: Mutex::default(),
         }))
     }
@@ -111,7 +116,7 @@ impl Transport for Member {
     }
 
     fn outbound(&self, crossing: RemoteEdge) -> Result<Box<dyn Outbound<Value>>, PeerError> {
-        Ok(Box::new(self.cluster.sender(self.crossing(crossing))?))
+        Ok(Box::new(self.cluster.ends().sender(self.crossing(crossing))?))
     }
 
     fn inbound(
@@ -119,7 +124,22 @@ impl Transport for Member {
         crossing: RemoteEdge,
         most: Bytes,
     ) -> Result<Box<dyn Inbound<Value>>, PeerError> {
-        Ok(Box::new(self.cluster.receiver(self.crossing(crossing), most)?))
+        Ok(Box::new(self.cluster.ends().receiver(self.crossing(crossing), most)?))
+    }
+
+    fn connect_gpus(&self, gpu: usize) -> Result<(), PeerError> {
+        let shared = self.shared();
+        let store = self.cluster.another_store().map_err(|error| error.to_string());
+        let store = store.and_then(|store| {
+            store.prefixed(&format!("nccl/{}", self.replica)).map_err(|error| error.to_string())
+        });
+        let store = store.map_err(|reason| shared.own(reason))?;
+        self.gpus.connect(shared, store, (self.rank(), self.processes), gpu)
+    }
+
+    fn exchange(&self, most: MostBytes) -> Result<Box<dyn Exchange<Value>>, PeerError> {
+        let first = self.replica * self.processes;
+        self.gpus.exchange(self.shared(), most, self.cluster.ends(), first)
     }
 
     fn fail(&self, why: &PeerError) {

@@ -6,9 +6,9 @@
 
 use gpipe::Value;
 use gpipe::processes::{Envelope, Message, SQUARE_BYTES, VERDICT_BYTES, Verdict, Vote, dtype};
-use gpipe_bridge::layout::settled;
+use gpipe_bridge::{device::Event, layout::settled};
 use gpipe_core::{Bytes, LayerId, MicroBatch};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 /// Size of a header.
 const HEADER_BYTES: usize = gpipe_bridge::c10d::HEAD_BYTES_MAX;
@@ -75,13 +75,17 @@ fn torch(error: tch::TchError) -> String {
     error.to_string()
 }
 
-/// Encodes a message as parts, to be sent in order. Dense tensors are not copied.
-pub(crate) fn encode(envelope: Envelope<Value>) -> Result<Vec<Part>> {
+/// Encodes a message as parts, to be sent in order. Dense tensors are not copied. `wait` waits for
+/// a value that is not ready.
+pub(crate) fn encode(
+    envelope: Envelope<Value>,
+    wait: impl FnOnce(Event) -> gpipe_bridge::Result<()>,
+) -> Result<Vec<Part>> {
     let (content, tensors) = match envelope.message {
         Message::Value(value) => {
             let (tensors, ready) = value.into_parts();
             if let Some(ready) = ready {
-                ready.synchronize().map_err(|error| error.to_string())?;
+                wait(ready).map_err(|error| error.to_string())?;
             }
             (Content::Value, tensors)
         }
@@ -270,14 +274,12 @@ impl Layout {
         (!self.sizes.contains(&0)).then(|| self.sizes.iter().product())
     }
 
-    /// Creates the tensor from its received elements.
-    pub(crate) fn tensor(&self, received: Option<Tensor>) -> Result<Tensor> {
+    /// Creates the tensor on `device` from its received elements.
+    pub(crate) fn tensor(&self, received: Option<Tensor>, device: Device) -> Result<Tensor> {
         match received {
             Some(flat) => flat.f_as_strided(&self.sizes, &self.strides, None).map_err(torch),
-            None => {
-                Tensor::f_empty_strided(&self.sizes, &self.strides, (self.kind, tch::Device::Cpu))
-                    .map_err(torch)
-            }
+            None => Tensor::f_empty_strided(&self.sizes, &self.strides, (self.kind, device))
+                .map_err(torch),
         }
     }
 }
@@ -329,13 +331,14 @@ pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
     bytes.resize(HEADER_BYTES, 0);
     let header = Header::decode(&bytes, most)?;
     let receiver = |layout: &Layout| {
-        let options = (layout.kind, tch::Device::Cpu);
+        let options = (layout.kind, Device::Cpu);
         let empty = |count| Tensor::f_empty([count], options).map_err(torch);
         layout.elements().map(empty).transpose()
     };
     let receivers = header.tensors.iter().flatten().map(|layout| Ok((layout, receiver(layout)?)));
     let receivers = receivers.collect::<Result<Vec<_>>>()?;
-    let tensors = receivers.into_iter().map(|(layout, received)| layout.tensor(received));
+    let tensors =
+        receivers.into_iter().map(|(layout, received)| layout.tensor(received, Device::Cpu));
     drop(tensors.collect::<Result<Vec<_>>>()?);
     let bytes = bytes_tensor(&bytes)?;
     header.message(vec![Some(bytes)]).map(drop)
@@ -344,8 +347,7 @@ pub(crate) fn fuzzed(bytes: &[u8], most: Bytes) -> Result<()> {
 /// Implements [`crate::fuzzing::headers`].
 #[cfg(feature = "fuzzing")]
 pub(crate) fn samples() -> Result<Vec<Vec<u8>>> {
-    let zeros =
-        |sizes: &[i64], kind| Tensor::f_zeros(sizes, (kind, tch::Device::Cpu)).map_err(torch);
+    let zeros = |sizes: &[i64], kind| Tensor::f_zeros(sizes, (kind, Device::Cpu)).map_err(torch);
     let strided = zeros(&[2, 3, 4], Kind::Float)?.f_transpose(0, 2).map_err(torch)?;
     let tensors = vec![Some(zeros(&[3], Kind::BFloat16)?), None, Some(strided)];
     let messages = [
@@ -355,7 +357,7 @@ pub(crate) fn samples() -> Result<Vec<Vec<u8>>> {
     ];
     let mut headers = Vec::new();
     for message in messages {
-        let parts = encode(Envelope { micro_batch: Some(MicroBatch(1)), message })?;
+        let parts = encode(Envelope { micro_batch: Some(MicroBatch(1)), message }, |_| Ok(()))?;
         headers.extend(parts.into_iter().map(|part| part.header));
     }
     Ok(headers)

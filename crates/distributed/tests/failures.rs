@@ -13,7 +13,10 @@ use common::{
     DEADLINE, in_processes, joined,
     model::{Features, Run, batch, bits, model},
 };
-use gpipe::{CrossEntropy, LayerError, Loss, LossContext, TensorSpec, processes::Transport};
+use gpipe::{
+    CrossEntropy, LayerError, Loss, LossContext, TensorSpec,
+    processes::{Links, Transport},
+};
 use gpipe_distributed::{Meeting, Member};
 use tch::Tensor;
 
@@ -58,6 +61,24 @@ fn fault_more_processes_than_stages_are_refused() {
     for error in errors {
         assert!(error.starts_with("3 processes for 2 stages"), "{error}");
     }
+}
+
+#[test]
+fn fault_links_over_nccl_need_a_gpu_in_each_process() {
+    for (stages, expected) in [
+        (2, "links over NCCL: device 0 is a CPU: use GPUs only, or gloo"),
+        (4, "links over NCCL: 4 devices in 2 processes: each process has one; start 4 processes"),
+    ] {
+        let errors = in_processes(2, DEADLINE, |cluster| {
+            let builder = builder(stages).links(Links::Nccl).processes(cluster);
+            builder.build().err().unwrap().to_string()
+        });
+        for error in errors {
+            assert!(error.contains(expected), "{error}");
+        }
+    }
+    // Alone, there is nothing to connect.
+    builder(2).links(Links::Nccl).build().unwrap();
 }
 
 #[test]

@@ -8,12 +8,17 @@ mod common;
 use common::{
     DEADLINE, in_processes,
     model::{
-        Features, Named, Recipe, Run, assert_same_bits, batch, bits, flat, model, restore, views,
+        Features, Named, Recipe, Run, assert_same_bits, batch, bits, flat, log_skipped, model,
+        restore, views,
     },
 };
 use std::collections::HashMap;
 
-use gpipe::{Pipeline, decode::GroupStep, processes::Transport};
+use gpipe::{
+    Device, Pipeline,
+    decode::GroupStep,
+    processes::{Links, Transport},
+};
 use gpipe_core::{Nanos, Op, simulate::Timeline};
 use tch::{Kind, Tensor};
 
@@ -74,6 +79,22 @@ fn merged(parts: Vec<Named>) -> Named {
     all
 }
 
+/// Asserts that the processes computed together what one process computed.
+fn assert_equal(found: Vec<Computed>, expected: &Computed, what: &str) {
+    let (mut gradients, mut states) = (Vec::new(), Vec::new());
+    for own in found {
+        assert_eq!(own.numbers, expected.numbers, "{what}");
+        assert!(own.outputs == expected.outputs, "{what}");
+        gradients.push(own.gradients);
+        states.push(own.state);
+    }
+    let sorted = |named: &Named| {
+        merged(vec![named.iter().map(|(name, own)| (name.clone(), own.shallow_clone())).collect()])
+    };
+    assert_same_bits(&merged(gradients), &sorted(&expected.gradients), what);
+    assert_same_bits(&merged(states), &sorted(&expected.state), what);
+}
+
 fn matrix(features: Features, cases: &[(Vec<i64>, usize)]) {
     matrix_of(
         &Subject {
@@ -107,25 +128,51 @@ fn matrix_of(subject: &Subject, cases: &[(Vec<i64>, usize)]) {
                     let built = build(&run, *micro_batches).processes(cluster);
                     train(&mut built.build().unwrap(), samples, *batch)
                 });
-                let (mut gradients, mut states) = (Vec::new(), Vec::new());
-                for own in found {
-                    assert_eq!(own.numbers, expected.numbers, "{what}");
-                    assert!(own.outputs == expected.outputs, "{what}");
-                    gradients.push(own.gradients);
-                    states.push(own.state);
-                }
-                let sorted = |named: &Named| {
-                    merged(vec![
-                        named.iter().map(|(n, t)| (n.clone(), t.shallow_clone())).collect(),
-                    ])
-                };
-                assert_same_bits(&merged(gradients), &sorted(&expected.gradients), &what);
-                assert_same_bits(&merged(states), &sorted(&expected.state), &what);
+                assert_equal(found, &expected, &what);
                 compared += 1;
             }
         }
     }
     println!("soak: {compared} ways to run it in processes compared with one stage, bit for bit");
+}
+
+/// Processes with a GPU each, whose values pass from GPU to GPU. Skipped without GPUs.
+#[test]
+fn transparency_of_gpus_connected_by_nccl() {
+    if Device::gpus() < 4 {
+        log_skipped("transparency_of_gpus_connected_by_nccl: there are not four GPUs");
+        return;
+    }
+    let kinds = [Kind::Float, Kind::BFloat16];
+    for (features, (samples, micro_batches)) in kinds
+        .map(|kind| Features { tied: true, skip: true, dropout: 0.2, kind, ..Features::plain() })
+        .into_iter()
+        .zip([(vec![7, 5], 3), (vec![3, 1, 6], 4)])
+    {
+        let gpus = |builder: gpipe::PipelineBuilder, count| {
+            let gpus: Vec<Device> = (0..count).map(Device::Cuda).collect();
+            builder.devices(gpus).links(Links::Nccl)
+        };
+        let plain = builder(features, &Run::plain(), micro_batches);
+        let plain = plain.devices([Device::Cuda(0)]);
+        let expected = train(&mut plain.build().unwrap(), &samples, tokens);
+        let mut compared = 0;
+        let runs = Run::all(model(features).len()).into_iter().filter(|run| run.stages > 1);
+        for (index, run) in runs.enumerate() {
+            if index % 5 != 0 && std::env::var_os("GPIPE_SOAK").is_none() {
+                continue;
+            }
+            let count = run.stages;
+            let found = in_processes(count, DEADLINE, |cluster| {
+                let built = gpus(builder(features, &run, micro_batches), count).processes(cluster);
+                train(&mut built.build().unwrap(), &samples, tokens)
+            });
+            let what = format!("{run:?} on {count} GPUs: {features:?}");
+            assert_equal(found, &expected, &what);
+            compared += 1;
+        }
+        assert!(compared > 10, "{compared}");
+    }
 }
 
 #[test]

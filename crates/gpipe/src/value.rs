@@ -21,7 +21,7 @@ impl Value {
     }
 
     /// A value whose tensors are ready once `ready` fires.
-    pub(crate) fn under_way(tensors: Vec<Option<Tensor>>, ready: Event) -> Self {
+    pub fn under_way(tensors: Vec<Option<Tensor>>, ready: Event) -> Self {
         Self { tensors, ready: Some(ready) }
     }
 

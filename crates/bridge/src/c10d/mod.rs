@@ -3,17 +3,20 @@
 //!
 //! - [`store`]: the store
 //! - [`group`]: process groups, and the ends through which messages go
+//! - [`gpus`]: groups of processes with a GPU each, over NCCL
 //! - [`mail`]: messages between two processes; [`sums`]: sums over all of them
 //! - [`work`]: operations in the background
 //!
 //! Bounding every wait is the caller's task.
 
+pub mod gpus;
 pub mod group;
 pub mod mail;
 pub mod store;
 pub mod sums;
 pub mod work;
 
+pub use gpus::GpuGroup;
 pub use group::Group;
 pub use mail::{BODY_MAX, HEAD_BYTES_MAX, Inbox, Outbox};
 pub use store::TcpStore;

@@ -1,6 +1,6 @@
 //! The configuration's tables and their defaults. Each field is a key.
 
-use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule};
+use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule, processes::Links};
 use serde::{Deserialize, Serialize};
 
 use crate::values::ScheduleChoice;
@@ -87,6 +87,10 @@ pub(crate) struct PipelineConfig {
     /// Whether to run even if a stage's threads or the memory of a step exceed what the machine
     /// has. Without it, such a run is refused before its first step.
     pub oversubscribe: bool,
+    /// How values pass between processes. `gloo` takes them through the memory of the CPU. `nccl`
+    /// takes them from GPU to GPU; each process then has one device, a GPU. One process ignores it.
+    #[serde(with = "as_text")]
+    pub links: Links,
     /// Maximum time, in seconds, without a sign of life from a stage or another process before the
     /// step fails.
     pub timeout_s: u64,
@@ -262,6 +266,7 @@ impl Default for PipelineConfig {
             threads_per_stage: 1,
             memory: Caps::default(),
             oversubscribe: false,
+            links: Links::Gloo,
             timeout_s: 300,
         }
     }

@@ -8,8 +8,8 @@
 //! running    until each of its transfers is in a group that runs on the other device, too
 //! ```
 //!
-//! Whatever can advance does: an advance never takes from another one what it needs, so the order of
-//! advances does not matter (Kahn 1974).
+//! Whatever can advance does: an advance never takes from another one what it needs, so the order
+//! of advances does not matter (Kahn 1974).
 
 use std::collections::HashMap;
 

@@ -3,10 +3,12 @@
 // tests may panic
 #![allow(clippy::unwrap_used, clippy::panic)]
 
-use gpipe_core::splitmix::Stream;
-use tch::Device;
-
 use super::*;
+use gpipe_core::splitmix::Stream;
+
+fn encode(envelope: Envelope<Value>) -> Result<Vec<Part>> {
+    super::encode(envelope, |_| Ok(()))
+}
 
 /// Encodes a message of exactly `most` bytes, transfers its parts, and decodes it.
 fn through(envelope: Envelope<Value>, most: Bytes) -> (Option<MicroBatch>, Message<Value>) {
@@ -26,7 +28,7 @@ fn through(envelope: Envelope<Value>, most: Bytes) -> (Option<MicroBatch>, Messa
                     assert!(sent.is_contiguous() && sent.size() == [elements]);
                     sent.copy()
                 });
-                layout.tensor(received).unwrap()
+                layout.tensor(received, Device::Cpu).unwrap()
             });
             tensors.push(tensor);
         }
@@ -155,7 +157,7 @@ fn fault_a_header_that_asks_for_more_than_its_message_may_have_is_refused() {
         header.resize(HEADER_BYTES, 0);
         for layout in Header::decode(&header, Bytes(0)).unwrap().tensors.iter().flatten() {
             assert!(layout.elements().is_none());
-            drop(layout.tensor(None)); // an error or a tensor without elements
+            drop(layout.tensor(None, Device::Cpu)); // an error or a tensor without elements
         }
     }
     // One element in memory, expanded to many: computing with it would cost as much as its sizes

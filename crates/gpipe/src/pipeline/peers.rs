@@ -3,7 +3,10 @@
 
 use std::{
     collections::HashMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
 };
 
 use gpipe_bridge::memory;
@@ -13,7 +16,7 @@ use gpipe_runtime::{Peers, WorkerPool, peers::Share};
 use super::pack::{pack, unpack};
 use crate::{
     error::{Error, Result},
-    processes::{Inbound, Outbound, PeerError, RemoteEdge, Run, Transport, process_of},
+    processes::{Exchange, Inbound, Outbound, PeerError, RemoteEdge, Run, Transport, process_of},
     stage::Stage,
     value::Value,
 };
@@ -28,6 +31,8 @@ pub(crate) struct TransportPeers {
     program: Mutex<Option<Arc<Program>>>,
     /// The most bytes of a message, by edge.
     expected: Mutex<Vec<Bytes>>,
+    /// Whether values pass from GPU to GPU, without a buffer.
+    is_unbuffered: AtomicBool,
 }
 
 impl TransportPeers {
@@ -49,9 +54,15 @@ impl TransportPeers {
             arenas: Mutex::default(),
             program: Mutex::default(),
             expected: Mutex::default(),
+            is_unbuffered: AtomicBool::default(),
         });
         peers.agree(facts)?;
         Ok(peers)
+    }
+
+    /// Sets whether values pass from GPU to GPU.
+    pub(crate) fn set_unbuffered(&self, is_unbuffered: bool) {
+        self.is_unbuffered.store(is_unbuffered, Ordering::Relaxed);
     }
 
     /// Checks that the other processes have the same facts.
@@ -140,6 +151,18 @@ impl Peers<Stage> for TransportPeers {
         *program = Some(Arc::clone(&run.program));
         drop(program);
         self.transport.begin(run)
+    }
+
+    fn is_unbuffered(&self) -> bool {
+        self.is_unbuffered.load(Ordering::Relaxed)
+    }
+
+    fn exchange(&self) -> std::result::Result<Box<dyn Exchange<Value>>, PeerError> {
+        let expected = self.expected.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let most = move |crossing: RemoteEdge| {
+            expected.get(crossing.edge.index()).copied().unwrap_or_default()
+        };
+        self.transport.exchange(Box::new(most))
     }
 
     fn outbound(

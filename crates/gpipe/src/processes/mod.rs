@@ -5,10 +5,12 @@
 //! `gpipe-distributed` implements one on c10d.
 //!
 //! - [`dtype`]: dtypes as numbers
+//! - [`links`]: how values pass between GPUs of different processes
 //! - [`replicas`]: the interface to other replicas of the pipeline
 //! - here: the interface to the transport
 
 pub mod dtype;
+pub mod links;
 pub mod replicas;
 
 use std::time::Duration;
@@ -17,9 +19,10 @@ use gpipe_core::{Bytes, Nanos};
 pub use gpipe_runtime::{
     PeerError, Verdict, Vote,
     link::Message,
-    peers::{Alarm, Envelope, Inbound, Outbound, RemoteEdge, Run},
+    peers::{Alarm, Envelope, Exchange, Inbound, Outbound, RemoteEdge, Run},
     pulse::Pulses,
 };
+pub use links::Links;
 pub use replicas::{Replicas, Summing};
 
 use crate::value::Value;
@@ -28,6 +31,9 @@ use crate::value::Value;
 pub const SQUARE_BYTES: usize = 4 + 8;
 /// Bytes of a verdict: whether to apply the update, the norm, and the scale.
 pub const VERDICT_BYTES: usize = 1 + 8 + 8;
+
+/// The most bytes of a message on a link.
+pub type MostBytes = Box<dyn Fn(RemoteEdge) -> Bytes + Send>;
 
 /// The transport between the processes of one pipeline, as one of them sees it. Ranks count from 0.
 pub trait Transport: Send + Sync + 'static {
@@ -79,6 +85,30 @@ pub trait Transport: Send + Sync + 'static {
         crossing: RemoteEdge,
         most: Bytes,
     ) -> std::result::Result<Box<dyn Inbound<Value>>, PeerError>;
+
+    /// Connects GPU number `gpu` of this process with those of the pipeline's other processes.
+    /// Every process calls it before the first [`Transport::exchange`].
+    ///
+    /// # Errors
+    /// The transport or this build cannot; a process does not come.
+    fn connect_gpus(&self, _gpu: usize) -> std::result::Result<(), PeerError> {
+        let reason = "its transport does not connect GPUs".to_owned();
+        Err(PeerError { process: Some(self.rank()), reason })
+    }
+
+    /// Opens the end of all links between the connected GPUs; see
+    /// [`gpipe_runtime::Peers::exchange`]. The calling thread is the one that uses it. A message on
+    /// a link that announces more bytes than `most` says is refused before memory is allocated.
+    ///
+    /// # Errors
+    /// GPUs are not connected.
+    fn exchange(
+        &self,
+        _most: MostBytes,
+    ) -> std::result::Result<Box<dyn Exchange<Value>>, PeerError> {
+        let reason = "its GPUs are not connected".to_owned();
+        Err(PeerError { process: Some(self.rank()), reason })
+    }
 
     /// Reports the failure of a run; see [`gpipe_runtime::Peers::fail`].
     fn fail(&self, why: &PeerError);

@@ -8,7 +8,7 @@ use std::{
 };
 
 use gpipe_core::{
-    EdgeId, StageId,
+    StageId,
     lower::{Topology, lower},
     partition::PartitionError,
     remat::{Remat, RematPolicies},
@@ -37,7 +37,6 @@ use crate::{
         training::Training,
     },
     precision::{LossScale, Precision},
-    processes::process_of,
     sequence::{Skip, TieGroup},
     stage::{Edges, Stage, StageConfig},
 };
@@ -219,6 +218,7 @@ impl PipelineBuilder {
         let (link_capacity, _) =
             simulate_with_room(&program, &Costs::unit(topology.stages)).map_err(Invalid::from)?;
         validate(&program, link_capacity)?;
+        self.check_links(&program, link_capacity)?;
         Ok(link_capacity)
     }
 
@@ -234,6 +234,7 @@ impl PipelineBuilder {
             return Ok((WorkerPool::spawn(builds, settings)?, None));
         };
         let others = TransportPeers::new(transport, self.devices.len(), &self.facts(balance))?;
+        others.set_unbuffered(self.connect_gpus(transport.as_ref())?);
         let peers: Arc<dyn Peers<Stage>> = Arc::clone(&others) as _;
         let mut pool = WorkerPool::spawn_among(builds, settings, Some(peers))?;
         others.charge(&mut pool)?;
@@ -265,6 +266,7 @@ impl PipelineBuilder {
             ("declared targets", format!("{:?}", self.targets)),
             ("losses", self.losses.to_string()),
             ("batch norms follow", format!("{:?}", self.norms_follow)),
+            ("links", self.links.to_string()),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -346,35 +348,6 @@ impl PipelineBuilder {
             all.names.push(names);
         }
         Ok(all)
-    }
-
-    /// The process that runs a device.
-    fn process(&self, device: usize) -> usize {
-        let processes = self.transport.as_ref().map_or(1, |transport| transport.size());
-        process_of(device, self.devices.len(), processes)
-    }
-
-    /// The device at the other end of each of a stage's edges.
-    fn peers(
-        &self,
-        stage: usize,
-        placement: &[usize],
-        topology: &Topology,
-    ) -> HashMap<EdgeId, Device> {
-        let edges = topology.edges.iter().enumerate();
-        let peer = |(index, edge): (usize, &gpipe_core::lower::Edge)| {
-            let (from, to) = (edge.from.index(), edge.to.index());
-            let other = if from == stage { to } else { from };
-            let own = from == stage || to == stage;
-            // Values between processes go through the CPU.
-            let device = if self.process(placement[other]) == self.process(placement[stage]) {
-                self.devices[placement[other]]
-            } else {
-                Device::Cpu
-            };
-            own.then(|| (EdgeId::from_index(index), device))
-        };
-        edges.filter_map(peer).collect()
     }
 
     /// The devices of the pipeline that are the GPU of `device`, in order. None on a CPU, and none

@@ -5,6 +5,7 @@
 mod arguments;
 mod build;
 mod check;
+mod connect;
 
 use std::{sync::Arc, time::Duration};
 
@@ -24,7 +25,7 @@ use crate::{
     metric::Metric,
     observer::{ActionEvent, Observer, When},
     optim::{Group, LearningRate, Optimizer},
-    processes::{Replicas, Transport},
+    processes::{Links, Replicas, Transport},
     sequence::Sequence,
     spec::TensorSpec,
 };
@@ -89,6 +90,7 @@ pub struct PipelineBuilder {
     profile: bool,
     padding: Option<Padding>,
     transport: Option<Arc<dyn Transport>>,
+    links: Links,
     replicas: Option<Arc<dyn Replicas>>,
     observers: Vec<Arc<dyn Observer>>,
     interrupt: Interrupt,
@@ -129,6 +131,7 @@ impl PipelineBuilder {
             profile: false,
             padding: None,
             transport: None,
+            links: Links::default(),
             observers: Vec::new(),
             interrupt: Interrupt::default(),
             replicas: None,
@@ -198,6 +201,13 @@ impl PipelineBuilder {
     #[must_use]
     pub fn processes(mut self, transport: Arc<dyn Transport>) -> Self {
         self.transport = Some(transport);
+        self
+    }
+
+    /// Sets how values pass between processes.
+    #[must_use]
+    pub fn links(mut self, links: Links) -> Self {
+        self.links = links;
         self
     }
 
