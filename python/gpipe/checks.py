@@ -65,11 +65,13 @@ def no_autocast() -> None:
                            "dtype=torch.bfloat16 or float16, and call it outside of autocast")
 
 
-def types(*, schedule: Any, remat: Any, seed: Any, clip_norm: Any, average: Any, deadline: Any,
-          balance: Any, memory_cap: Any) -> None:
+def types(*, schedule: Any, links: Any, remat: Any, seed: Any, clip_norm: Any, average: Any,
+          deadline: Any, balance: Any, memory_cap: Any) -> None:
     """Refuses settings of another type than the documented one."""
     if not isinstance(schedule, str):
         _wrong("schedule", schedule, "give a string, such as '1f1b'")
+    if links not in ("gloo", "nccl"):
+        _wrong("links", links, "give 'gloo' or 'nccl'")
     if remat is not None and not isinstance(remat, str):
         _wrong("remat", remat, "give a string, such as 'always'")
     if not _is_whole(seed):

@@ -97,6 +97,8 @@ class Pipeline:
             longest forward or backward of a layer on one micro-batch.
         processes: whether to run in the processes that torchrun started. By default, if there are
             several.
+        links: how values pass between processes: "gloo", through the memory of the CPU, or "nccl",
+            from GPU to GPU. With "nccl" each process has one stage, on a GPU.
 
     Raises:
         SettingError: a setting, module, loss or optimizer does not fit; the message has the remedy.
@@ -128,6 +130,7 @@ class Pipeline:
         open_forwards: int = 8,
         deadline: float = 600.0,
         processes: bool | None = None,
+        links: str = "gloo",
         _plain_outputs: bool = False,
         _norms_follow_micro_batches: bool = False,
     ):
@@ -140,7 +143,7 @@ class Pipeline:
                                    "leave them out")
             micro_batches, schedule, remat = plan.micro_batches, plan.schedule, plan.remat
             balance, stages = plan.balance, plan.devices
-        checks.types(schedule=schedule, remat=remat, seed=seed, clip_norm=clip_norm,
+        checks.types(schedule=schedule, links=links, remat=remat, seed=seed, clip_norm=clip_norm,
                      average=average, deadline=deadline, balance=balance, memory_cap=memory_cap)
         checks.positive("micro_batches", micro_batches)
         checks.positive("threads", threads)
@@ -195,7 +198,7 @@ class Pipeline:
             "norms_follow_micro_batches": _norms_follow_micro_batches,
             "loss": self._loss and (self._loss.sum, self._loss.count),
         }
-        self._engine = _gpipe.Engine(settings, in_processes, float(deadline))
+        self._engine = _gpipe.Engine(settings, in_processes, links, float(deadline))
         self._rank, self._size = self._engine.processes
         network.tensors.remember()
         self._hook = model.register_state_dict_pre_hook(_Syncs(self))

@@ -2,7 +2,10 @@
 
 use std::{collections::HashMap, path::PathBuf, sync::Arc, time::Duration};
 
-use gpipe::{Count, Group, Interrupt, Outputs, Tensors, processes::Transport};
+use gpipe::{
+    Count, Group, Interrupt, Outputs, Tensors,
+    processes::{Links, Transport},
+};
 use gpipe_checkpoint::{CheckpointError, Checkpoints, RunInfo, Settings as CheckpointSettings};
 use gpipe_distributed::{Cluster, environment::Environment};
 use pyo3::{prelude::*, types::PyDict};
@@ -56,20 +59,23 @@ fn arguments(tensors: Vec<Option<PyTensor>>) -> Tensors {
 
 #[pymethods]
 impl Engine {
-    /// Builds the pipeline. With `in_processes`, meets the processes that the environment names.
+    /// Builds the pipeline. With `in_processes`, meets the processes that the environment names;
+    /// `links`: "gloo" or "nccl".
     #[new]
     fn new(
         py: Python<'_>,
         settings: Settings,
         in_processes: bool,
+        links: &str,
         deadline: f64,
     ) -> PyResult<Self> {
+        let links = links.parse::<Links>().map_err(|text| raised(py, "SettingError", &text))?;
         let (interrupt, failure) = (Interrupt::default(), Failure::default());
         let mut prepared = settings.prepare(&interrupt, &failure)?;
         let cluster = if in_processes { meet(py, deadline)? } else { None };
         if let Some(cluster) = &cluster {
             let transport = Arc::clone(cluster);
-            prepared.builder = prepared.builder.processes(transport);
+            prepared.builder = prepared.builder.processes(transport).links(links);
         }
         let builder = prepared.builder.clone();
         let built = Driver::start(py, interrupt, move || Prepared::build(prepared))?;

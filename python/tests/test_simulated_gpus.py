@@ -10,6 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import test_processes
 from zoo import ZOO
 
 from gpipe import _simulated
@@ -37,6 +38,15 @@ def test_the_zoo_gives_the_same_bits_on_one_gpu_and_on_two():
     assert [own["name"] for own in seen] == names, ran.stderr
     assert [own for own in seen if own["seen"]] == []
     assert "GPUs are simulated" in ran.stderr
+
+
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_processes_that_nccl_connects_have_the_bits_of_one(schedule, tmp_path, monkeypatch):
+    monkeypatch.setenv("GPIPE_SIMULATED_GPUS", "2")
+    one, = test_processes.run(1, schedule, tmp_path / "one", "cuda:0")
+    for own in test_processes.run(2, schedule, tmp_path / "two", "cuda:0", "cuda:1"):
+        for key in ("losses", "weights", "evaluation", "restored"):
+            assert own[key] == one[key], key
 
 
 def test_gpus_that_come_too_late_are_refused():

@@ -4,11 +4,11 @@ import hashlib
 import json
 import sys
 
-import torch
-from common import batch, model
-from torch import nn
+import gpipe  # before PyTorch looks for GPUs
 
-import gpipe
+import torch  # noqa: E402
+from common import batch, model  # noqa: E402
+from torch import nn  # noqa: E402
 
 
 def digest(own):
@@ -18,13 +18,15 @@ def digest(own):
     return found.hexdigest()
 
 
-schedule, folder = sys.argv[1:]
+schedule, folder, *devices = sys.argv[1:]
+links = "nccl" if len(devices) > 1 else "gloo"
 own = model()
 x, _ = batch()
 optimizer = torch.optim.AdamW(own.parameters(), 0.01)
-with gpipe.Pipeline(own, x, stages=3 if schedule == "zb-h1" else 2, balance=None, micro_batches=4,
+stages = len(devices) or (3 if schedule == "zb-h1" else 2)
+with gpipe.Pipeline(own, x, stages=stages, devices=devices or None, balance=None, micro_batches=4,
                     schedule=schedule, loss=nn.MSELoss(), optimizer=optimizer, clip_norm=0.5,
-                    deadline=60) as pipe:
+                    links=links, deadline=60) as pipe:
     losses = [pipe.train_step(*batch(seed=step)).loss.hex() for step in range(3)]
     pipe.save(folder)
     evaluation = pipe.evaluate(*batch(seed=9)).loss.hex()

@@ -28,6 +28,9 @@ constexpr const char *kCounts = "gpipe_simulated_counts";
 void *load_simulator() {
   if (dlsym(RTLD_DEFAULT, kCounts) != nullptr)
     return dlopen(nullptr, RTLD_NOW);
+#ifdef GPIPE_NCCL
+  return nullptr; // CUDA's own part is linked, and was loaded before
+#endif
   std::error_code error;
   std::filesystem::path folder = std::filesystem::read_symlink("/proc/self/exe", error);
   for (int up = 0; up < 2; up++) {

@@ -28,6 +28,10 @@ pub fn is_simulated() -> Result<bool> {
     match bridged::simulation() {
         Simulation::None => Ok(false),
         Simulation::Loaded => Ok(true),
+        _ if bridged::has_nccl() => Err(Error(format!(
+            "{SIMULATED_GPUS} is set, and this program was built with CUDA: simulated GPUs need \
+             one that was built without it (make build); or unset the variable"
+        ))),
         _ => Err(Error(format!(
             "{SIMULATED_GPUS} is set, and there is no simulated-gpu/libtorch_cuda.so beside the \
              program: cargo build --release --package gpipe-simulated-gpu puts it there; or unset \

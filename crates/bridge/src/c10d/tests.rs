@@ -7,7 +7,9 @@ use std::{
 
 use tch::{Kind, Tensor};
 
-use super::{BODY_MAX, Group, HEAD_BYTES_MAX, Inbox, Outbox, Result, TcpStore};
+use super::{
+    BODY_MAX, GpuGroup, Group, HEAD_BYTES_MAX, Inbox, Outbox, Result, TcpStore, gpus::has_nccl,
+};
 
 const TIMEOUT: Duration = Duration::from_secs(20);
 
@@ -320,4 +322,17 @@ fn regression_groups_of_one_process_begin_at_once() {
             pairs.into_iter().for_each(|pair| drop(pair.join().unwrap()));
         });
     }
+}
+
+/// Where libtorch has CUDA, NCCL is compiled, linked and started. Without a GPU it then refuses.
+#[test]
+fn nccl_starts_up_to_the_point_where_it_needs_a_gpu() {
+    let store = served();
+    let error = match GpuGroup::nccl(&store, 0, 1, 0, "127.0.0.1", TIMEOUT) {
+        Ok(_) => return assert!(crate::device::count() > 0),
+        Err(error) => error.to_string(),
+    };
+    println!("{error}");
+    let expected = if has_nccl() { "no GPUs found" } else { "built without NCCL" };
+    assert!(error.contains(expected), "{error}");
 }
