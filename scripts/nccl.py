@@ -48,7 +48,8 @@ def main():
     libraries = sorted((torch.parent / "nvidia").glob("*/lib"))
     own |= {"LIBTORCH": str(torch), "CARGO_TARGET_DIR": str(target),
             "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
-    command = ["cargo", "test", "--locked", "--package", "gpipe-bridge", "--lib", TEST, "--", "--nocapture"]
+    command = ["cargo", "test", "--locked", "--package", "gpipe-bridge", "--lib", TEST, "--",
+               "--nocapture"]
     done = subprocess.run(command, cwd=ROOT, env=own, check=False, capture_output=True, text=True)
     print(done.stdout, done.stderr[-4000:], sep="\n")
     # The test passes without NCCL, too, and then says so.

@@ -37,17 +37,24 @@ impl MaskKey {
 pub(crate) fn dropout(x: &Tensor, p: f64, mask: MaskKey) -> Result<Tensor, LayerError> {
     let threshold = (p * 65536.0).round().clamp(0.0, 65536.0);
     let scale = if threshold < 65536.0 { 65536.0 / (65536.0 - threshold) } else { 0.0 };
-    let (threshold, shape) = (threshold as u32, x.size());
-    let full = matches!(x.kind(), Kind::Float | Kind::Double);
-    if x.device() == Device::Cpu && full {
-        return Ok(x.f_mul(&host_mask(&shape, x.kind(), threshold, scale, mask)?)?);
+    let (threshold, shape, kind) = (threshold as u32, x.size(), x.kind());
+    if matches!(kind, Kind::Float | Kind::Double) {
+        let mask = match x.device() {
+            Device::Cpu => host_mask(&shape, kind, threshold, scale, mask)?,
+            device => {
+                let kept = device_mask(&shape, threshold, mask, device)?;
+                kept.f_to_kind(kind)?.f_mul_scalar_(scale)?
+            }
+        };
+        return Ok(x.f_mul(&mask)?);
     }
     // Zero first and scale in float32 afterwards: a scale in bfloat16 would be off by up to 0.4%.
     let kept = match x.device() {
         Device::Cpu => host_mask(&shape, Kind::Float, threshold, 1.0, mask)?,
         device => device_mask(&shape, threshold, mask, device)?,
     };
-    Ok(x.f_mul(&kept.f_to_kind(x.kind())?)?.f_mul_scalar(scale)?)
+    let kept = kept.f_to_kind(kind)?;
+    Ok(x.f_mul(&kept)?.f_mul_scalar(scale)?)
 }
 
 /// A mask made on the host: 0 where an element is dropped, otherwise `kept`.
@@ -88,13 +95,19 @@ fn draw<T: Copy + Default>(key: u64, elements: &mut [T], threshold: u32, kept: T
     }
 }
 
-/// Whether each element is kept: the same as [`draw`], in int64 arithmetic on `device`.
+/// Whether each element is kept: the same as [`draw`], in int64 arithmetic on `device`. It holds
+/// 4 bytes for each element.
 fn device_mask(
     shape: &[i64],
     threshold: u32,
     mask: MaskKey,
     device: Device,
 ) -> Result<Tensor, LayerError> {
+    // Of one sign, so that comparing int16 compares the unsigned numbers.
+    const SIGNS: u64 = 0x8000_8000_8000_8000;
+    let Ok(threshold) = i16::try_from(i64::from(threshold) - 0x8000) else {
+        return Ok(Tensor::f_zeros(shape, (Kind::Bool, device))?); // all are dropped
+    };
     let samples = shape.first().copied().unwrap_or(1).max(1);
     let row = shape.iter().skip(1).product::<i64>();
     let words = (row + 3) / 4;
@@ -102,23 +115,19 @@ fn device_mask(
     let keys: Vec<i64> = (0..samples as usize).map(|s| mask.of_sample(s) as i64).collect();
     let keys = upload(&Tensor::f_from_slice(&keys)?, device)?.f_reshape([samples, 1])?;
     let index = Tensor::f_arange_start(1, words + 1, options)?.f_reshape([1, words])?;
+    let mut z = index.f_mul_scalar(GAMMA as i64)?.f_add(&keys)?;
     // A right shift of an int64 extends the sign bit. The mask clears the extension.
     let shifted = |z: &Tensor, by: u32| {
         let low = i64::MAX >> (by - 1);
-        z.f_bitwise_right_shift_tensor_scalar(i64::from(by))?.f_bitwise_and(low)
+        z.f_bitwise_right_shift_tensor_scalar(i64::from(by))?.f_bitwise_and_(low)
     };
-    let mut z = index.f_mul_scalar(GAMMA as i64)?.f_add(&keys)?;
     for (by, multiplier) in [30, 27].into_iter().zip(MULTIPLIERS) {
-        z = z.f_bitwise_xor_tensor(&shifted(&z, by)?)?.f_mul_scalar(multiplier as i64)?;
+        z = z.f_bitwise_xor_tensor_(&shifted(&z, by)?)?.f_mul_scalar_(multiplier as i64)?;
     }
-    z = z.f_bitwise_xor_tensor(&shifted(&z, 31)?)?;
-    let draws = (0..4).map(|quarter| match quarter {
-        0 => z.f_bitwise_and(0xffff),
-        _ => shifted(&z, 16 * quarter)?.f_bitwise_and(0xffff),
-    });
-    let draws = Tensor::f_stack(&draws.collect::<Result<Vec<_>, _>>()?, -1)?;
-    let draws = draws.f_reshape([samples, 4 * words])?.f_narrow(1, 0, row)?.f_reshape(shape)?;
-    Ok(draws.f_ge(i64::from(threshold))?)
+    z = z.f_bitwise_xor_tensor_(&shifted(&z, 31)?)?.f_bitwise_xor_(SIGNS as i64)?;
+    // Both are little-endian: the first number is the lowest quarter of a word.
+    let draws = z.f_view_dtype(Kind::Int16)?.f_narrow(1, 0, row)?;
+    Ok(draws.f_ge(i64::from(threshold))?.f_reshape(shape)?)
 }
 
 #[cfg(test)]
@@ -145,7 +154,8 @@ mod tests {
 
     #[test]
     fn oracle_the_device_arithmetic_gives_the_same_mask() {
-        for (shape, threshold) in [(vec![5, 3, 7], 20_000), (vec![1, 64], 1), (vec![3, 1], 65_535)]
+        for (shape, threshold) in
+            [(vec![5, 3, 7], 20_000), (vec![1, 64], 1), (vec![3, 1], 65_535), (vec![2, 3], 65_536)]
         {
             let host = host_mask(&shape, Kind::Float, threshold, 1.0, KEY).unwrap();
             let device = device_mask(&shape, threshold, KEY, Device::Cpu).unwrap();

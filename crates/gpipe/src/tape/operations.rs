@@ -82,9 +82,9 @@ impl Tape {
         }
         let spec = self.spec(x).clone();
         let mask = bytes(&spec);
-        // In a smaller dtype, the mask is drawn in float32 and the scale is applied afterwards.
+        // In a smaller dtype, the scale is applied to a product with the mask.
         let reduced = matches!(spec.kind, Kind::BFloat16 | Kind::Half);
-        let drawn = if reduced { mask + FLOAT * spec.elements() } else { 0.0 };
+        let drawn = if reduced { mask } else { 0.0 };
         self.push(Node::new(&[x], spec).saving_bytes(mask).forward_bytes(drawn))
     }
 
