@@ -237,7 +237,7 @@ impl Crossings {
     }
 }
 
-/// The groups of a device as its list has them: [1] and [2].
+/// The groups of a device before any receive moves up.
 fn groups(program: &Program, crossings: &Crossings, device: DeviceId) -> Vec<Group> {
     let crossing = |action: &Action| crossings.ends(action.op.transfer()?);
     let mut placed: Vec<(usize, usize, Action)> = Vec::new();
