@@ -1,12 +1,15 @@
 // The stand-in for NCCL: a process group whose tensors are on simulated GPUs, over Gloo.
 //
-// As with NCCL, there are no buffers and no tags: a group call ends when all it sends is received
-// and all it receives is sent, and a pair of processes passes tensors in order. Unlike NCCL, the
-// thread waits for that in the call, so a wrong order of calls is a deadlock here as well.
+// As with NCCL, there are no buffers and no tags: a pair of processes passes tensors in order, and a
+// group call ends when all it sends is received and all it receives is sent. Then it also waits for
+// the groups that it met to have come as far, because NCCL may pass nothing of a group before. Unlike
+// NCCL, the thread waits for that in the call.
 #include "call.h"
 #include "memory.h"
 #include "streams.h"
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/VirtualGuardImpl.h>
+#include <set>
 #include <torch/csrc/distributed/c10d/Backend.hpp>
 
 namespace simulated {
@@ -17,6 +20,7 @@ using c10d::Work;
 using WorkPtr = c10::intrusive_ptr<Work>;
 
 constexpr int kTag = 0;
+constexpr int kPassedTag = 1;
 
 // The caller's stream waits for what ran on the group's stream.
 class Done final : public Work {
@@ -92,6 +96,23 @@ private:
       works.push_back(call.sends ? gloo->send(bytes, call.other, kTag)
                                  : gloo->recv(bytes, call.other, kTag));
     }
+    finish(works);
+    // Tell those that it met that all has passed, and wait for the same.
+    std::set<int> met;
+    for (const Call &call : calls)
+      met.insert(call.other);
+    works.clear();
+    std::vector<std::vector<at::Tensor>> words;
+    for (int other : met)
+      for (bool sends : {true, false}) {
+        words.push_back({at::zeros({1}, at::kByte)});
+        works.push_back(sends ? gloo->send(words.back(), other, kPassedTag)
+                              : gloo->recv(words.back(), other, kPassedTag));
+      }
+    finish(works);
+  }
+
+  void finish(const std::vector<WorkPtr> &works) {
     {
       std::lock_guard<std::mutex> lock(guard);
       under_way = works;

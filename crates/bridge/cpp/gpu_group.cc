@@ -34,22 +34,39 @@ Simulated simulated_group() {
 }
 
 #ifdef GPIPE_NCCL
-// c10d ends the process when it finds a failed or slow operation. Deadlines are the pipeline's, and
-// it ends with an error.
-void leave_failures_to_us() {
-  setenv("TORCH_NCCL_ASYNC_ERROR_HANDLING", "0", /*overwrite=*/0);
-  setenv("TORCH_NCCL_ENABLE_MONITORING", "0", /*overwrite=*/0);
-}
+// c10d's threads end the process when an operation fails or is slow, and wait for the store. With
+// blocking waits, of which there is none here, a group has no such threads: deadlines are the
+// pipeline's. The variable is read when a group is made, and put back for other groups.
+class WithoutWatchdog {
+public:
+  WithoutWatchdog() {
+    if (const char *before = std::getenv(kName))
+      value = before;
+    setenv(kName, "1", /*overwrite=*/1);
+  }
+  ~WithoutWatchdog() {
+    if (value)
+      setenv(kName, value->c_str(), /*overwrite=*/1);
+    else
+      unsetenv(kName);
+  }
+  WithoutWatchdog(const WithoutWatchdog &) = delete;
+  WithoutWatchdog &operator=(const WithoutWatchdog &) = delete;
+
+private:
+  static constexpr const char *kName = "TORCH_NCCL_BLOCKING_WAIT";
+  std::optional<std::string> value;
+};
 
 Backend make_nccl(const TcpStore &store, int32_t rank, int32_t size, int32_t gpu,
                   std::chrono::milliseconds timeout) {
-  leave_failures_to_us();
+  const WithoutWatchdog without_watchdog;
   auto options = c10d::ProcessGroupNCCL::Options::create();
   options->timeout = timeout;
   Backend group =
       c10::make_intrusive<c10d::ProcessGroupNCCL>(store.impl->store, rank, size, options);
-  // Connects all processes now: in a pipeline, the last one has nothing to receive until the first
-  // one has sent, which would wait for the last one.
+  // Now: in a pipeline, the last process has nothing to receive until the first one has sent, which
+  // would wait for the last one.
   const c10::Device device(c10::DeviceType::CUDA, static_cast<c10::DeviceIndex>(gpu));
   group->setBoundDeviceId(device);
   group->eagerConnectSingleDevice(device);
@@ -100,12 +117,12 @@ void GpuGroup::exchange(rust::Slice<const Address> sends, rust::Slice<const int3
       auto tensors = one(receives[at]);
       backend.recv(tensors, from[at], /*tag=*/0);
     }
+    if (const auto work = backend.endCoalescing())
+      work->synchronize();
   } catch (...) {
     backend.abort(); // a group that is begun must end
     throw;
   }
-  if (const auto work = backend.endCoalescing())
-    work->wait();
 }
 
 void GpuGroup::abort() const { impl->backend->abort(); }

@@ -1,10 +1,10 @@
 //! Links without a buffer: in which order devices of different processes exchange values.
 //!
 //! NCCL has no buffers. A send ends when its receive runs, and the exchanges of a device run one
-//! after the other. Only what is in one group call runs at the same time. A receive needs the size
-//! of what comes, which its sender announces when it reaches its own group. The lists of actions
-//! are correct for links that hold messages, and deadlock without them: in 1F1B, two neighbours
-//! each send before they receive.
+//! after the other. Only what is in one group call runs at the same time, and nothing of a group
+//! need end before all of it runs. A receive needs the size of what comes, which its sender
+//! announces when it reaches its own group. The lists of actions are correct for links that hold
+//! messages, and deadlock without them: in 1F1B, two neighbours each send before they receive.
 //!
 //! So the transfers of each device become a list of groups:
 //!

@@ -6,7 +6,10 @@
 
 use std::{
     collections::{HashMap, hash_map::Entry},
-    sync::{Arc, Mutex, PoisonError, Weak},
+    sync::{
+        Arc, Mutex, PoisonError, Weak,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -15,7 +18,7 @@ use gpipe::{
     processes::{Envelope, Exchange, Message, MostBytes, Outbound, PeerError, RemoteEdge},
 };
 use gpipe_bridge::{
-    c10d::{GpuGroup, TcpStore, gpus::has_nccl},
+    c10d::{self, GpuGroup, TcpStore, gpus::has_nccl},
     device::{Event, Stream},
 };
 use tch::{Device, Kind, Tensor};
@@ -39,7 +42,17 @@ pub(crate) struct Gpus {
 
 /// The connection of a process's GPU, once it is made.
 #[derive(Default)]
-pub(crate) struct Connected(Mutex<Option<Arc<Gpus>>>);
+pub(crate) struct Connected {
+    gpus: Mutex<Option<Arc<Gpus>>>,
+    attempts: AtomicUsize,
+}
+
+impl Drop for Gpus {
+    fn drop(&mut self) {
+        // NCCL complains about a group that is left open.
+        let _ = self.group.abort();
+    }
+}
 
 impl Connected {
     /// Connects with the GPUs of `size` processes, of which this one is number `place`.
@@ -50,7 +63,7 @@ impl Connected {
         (place, size): (usize, usize),
         gpu: usize,
     ) -> Result<(), PeerError> {
-        let mut connected = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut connected = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
         match &*connected {
             Some(own) if own.gpu == gpu => return Ok(()),
             Some(own) => {
@@ -59,6 +72,10 @@ impl Connected {
             }
             None => {}
         }
+        // What an earlier attempt left in the store is not taken for this one's.
+        let attempt = self.attempts.fetch_add(1, Ordering::Relaxed);
+        let store = store.prefixed(&attempt.to_string());
+        let store = store.map_err(|error| shared.own(error.to_string()))?;
         if !has_nccl() {
             return Err(shared.own(
                 "this program was built without NCCL: build it against the libtorch with CUDA \
@@ -79,9 +96,9 @@ impl Connected {
                 what it waits for"
             )),
         })?;
-        let own = |error: &dyn std::fmt::Display| shared.own(error.to_string());
-        let group = group.map_err(|error| own(&error))?;
-        let stream = Stream::new(gpu).map_err(|error| own(&error))?;
+        // It may be another process that is gone.
+        let group = group.map_err(|reason| PeerError { process: None, reason })?;
+        let stream = Stream::new(gpu).map_err(|error| shared.own(error.to_string()))?;
         let made = Arc::new(Gpus { group, gpu, stream });
         let weak: Weak<Gpus> = Arc::downgrade(&made);
         shared.interrupt.and_end(move || {
@@ -102,7 +119,7 @@ impl Connected {
         ends: &Arc<LinkEnds>,
         first: usize,
     ) -> Result<Box<dyn Exchange<Value>>, PeerError> {
-        let connected = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let connected = self.gpus.lock().unwrap_or_else(PoisonError::into_inner);
         let gpus = connected.clone().ok_or_else(|| shared.own("no GPU is connected".into()))?;
         gpus.stream.enter().map_err(|error| shared.own(error.to_string()))?;
         let (senders, receivers) = (HashMap::new(), HashMap::new());
@@ -187,6 +204,24 @@ impl GpuExchange {
         })
     }
 
+    /// Reports that an exchange with these processes failed.
+    fn lost<'a>(
+        &self,
+        error: &c10d::Error,
+        tensors: impl Iterator<Item = &'a (Tensor, usize)>,
+    ) -> PeerError {
+        let mut others: Vec<usize> = tensors.map(|(_, process)| *process).collect();
+        others.sort_unstable();
+        others.dedup();
+        match others[..] {
+            [one] => self.shared.lost(self.first + one, error),
+            _ => self
+                .shared
+                .failed()
+                .unwrap_or_else(|| PeerError { process: None, reason: error.to_string() }),
+        }
+    }
+
     fn record(&self) -> Result<Event, PeerError> {
         self.gpus.stream.record().map_err(|error| self.shared.own(error.to_string()))
     }
@@ -208,9 +243,7 @@ impl Exchange<Value> for GpuExchange {
             envelopes.push(self.expect(crossing, &mut arriving)?);
         }
         let exchanged = self.gpus.group.exchange(&leaving, &arriving);
-        exchanged.map_err(|error| {
-            self.shared.failed().unwrap_or_else(|| self.shared.own(error.to_string()))
-        })?;
+        exchanged.map_err(|error| self.lost(&error, leaving.iter().chain(&arriving)))?;
         for envelope in &mut envelopes {
             if let Message::Value(value) = &mut envelope.message {
                 let (tensors, _) = std::mem::take(value).into_parts();

@@ -48,12 +48,14 @@ impl Interrupt {
         done
     }
 
-    /// Calls `end` when the run fails.
+    /// Calls `end` when the run fails, on a thread of its own.
     pub(crate) fn and_end(&self, end: impl Fn() + Send + 'static) {
         let mut state = self.lock();
         if state.interrupted {
             drop(state);
-            return end();
+            let ending = std::thread::Builder::new().name("gpipe-end".into());
+            let _ = ending.spawn(end);
+            return;
         }
         state.ends.push(Box::new(end));
     }
@@ -73,9 +75,9 @@ impl Interrupt {
         for work in waiting {
             let _ = work.abort();
         }
-        for end in ends {
-            end();
-        }
+        // They may wait for a GPU that hangs, and nothing waits for them.
+        let ending = std::thread::Builder::new().name("gpipe-end".into());
+        let _ = ending.spawn(move || ends.into_iter().for_each(|end| end()));
     }
 }
 

@@ -223,10 +223,10 @@ impl Watch {
             let alarm = state.run.as_ref().map(|(.., alarm)| Arc::clone(alarm));
             (known, alarm.filter(|_| is_new))
         };
-        self.interrupt.interrupt();
         if let Some(alarm) = alarm {
             alarm(known.clone());
         }
+        self.interrupt.interrupt();
         known
     }
 

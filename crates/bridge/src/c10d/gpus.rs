@@ -1,15 +1,22 @@
 //! Groups of processes with a GPU each, over NCCL.
 
 use std::{
-    sync::{Mutex, PoisonError},
-    time::Duration,
+    sync::{Mutex, MutexGuard, PoisonError, TryLockError},
+    time::{Duration, Instant},
 };
 
 use cxx::UniquePtr;
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{Error, Result, TcpStore, failed, milliseconds};
-use crate::{address, ffi::bridged};
+use crate::{
+    address,
+    device::{self, Stream},
+    ffi::bridged,
+};
+
+/// How long an abort waits for a call that another thread makes.
+const ABORT_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Most tensors that one call of [`GpuGroup::exchange`] moves. NCCL takes 2,048 sends and receives
 /// in a group.
@@ -66,12 +73,34 @@ impl GpuGroup {
         let timeout = milliseconds(timeout);
         let group = bridged::gpu_group(store.bridged(), own, all, device, address, timeout);
         let group = group.map_err(failed(what(), None))?;
-        Ok(Self { group, rank, size, gpu, alone: Mutex::default() })
+        let group = Self { group, rank, size, gpu, alone: Mutex::default() };
+        group.meet_all()?;
+        Ok(group)
+    }
+
+    /// Passes a byte from each process to each other one, so that NCCL connects all of them now. It
+    /// connects two processes in the first group in which they meet, and all that meet there wait
+    /// for each other.
+    fn meet_all(&self) -> Result<()> {
+        let failed = |error: &dyn std::fmt::Display| self.error(None, error.to_string());
+        let stream = Stream::new(self.gpu).map_err(|error| failed(&error))?;
+        stream.enter().map_err(|error| failed(&error))?;
+        let others = || (0..self.size).filter(|other| *other != self.rank);
+        let byte = |other| {
+            let byte = Tensor::f_zeros([1], (Kind::Uint8, Device::Cuda(self.gpu)));
+            Ok((byte.map_err(|error| failed(&error))?, other))
+        };
+        let sends = others().map(byte).collect::<Result<Vec<_>>>()?;
+        let receives = others().map(byte).collect::<Result<Vec<_>>>()?;
+        if !sends.is_empty() {
+            self.exchange(&sends, &receives)?;
+        }
+        stream.synchronize().map_err(|error| failed(&error))
     }
 
     /// Sends and receives at the same time, each with the number of the other process. The work is
     /// on the calling thread's current stream: it begins after what is there, and what follows
-    /// there comes after it. The thread waits only for the first message between two processes.
+    /// there comes after it. Nothing of it need end before all of it runs on all sides.
     ///
     /// What is received is undefined if a process sends another number of bytes.
     ///
@@ -114,12 +143,33 @@ impl GpuGroup {
         Ok(tensors.iter().map(end).collect::<Result<Vec<_>>>()?.into_iter().unzip())
     }
 
-    /// Ends what is under way. The group cannot be used any more.
+    /// Ends what is under way. The group cannot be used any more. It may wait for the GPU.
     ///
     /// # Errors
-    /// c10d's errors.
+    /// A call of [`GpuGroup::exchange`] did not return for a second; c10d's errors.
     pub fn abort(&self) -> Result<()> {
+        // NCCL frees what a call under way uses. The stand-in's calls wait, and end by this.
+        let _alone = match device::is_simulated() {
+            Ok(true) => None,
+            _ => Some(self.alone_within(ABORT_PATIENCE)?),
+        };
         self.group.abort().map_err(failed("ending the work of NCCL", None))
+    }
+
+    fn alone_within(&self, longest: Duration) -> Result<MutexGuard<'_, ()>> {
+        let end = Instant::now() + longest;
+        loop {
+            match self.alone.try_lock() {
+                Ok(alone) => return Ok(alone),
+                Err(TryLockError::Poisoned(alone)) => return Ok(alone.into_inner()),
+                Err(TryLockError::WouldBlock) if Instant::now() < end => {
+                    std::thread::park_timeout(Duration::from_millis(5));
+                }
+                Err(TryLockError::WouldBlock) => {
+                    return Err(self.error(None, "a call of NCCL does not return".into()));
+                }
+            }
+        }
     }
 
     fn error(&self, peer: Option<usize>, message: String) -> Error {

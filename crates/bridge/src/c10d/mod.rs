@@ -58,9 +58,13 @@ fn failed(
     move |exception| Error { operation, peer, message: first_line(exception.what()) }
 }
 
-/// The first line of c10d's message; the rest is source locations and a backtrace.
+/// The first line of c10d's message, and NCCL's reason; the rest is source locations and a
+/// backtrace.
 fn first_line(message: &str) -> String {
-    message.lines().next().unwrap_or("no message").trim().to_owned()
+    let mut lines = message.lines();
+    let first = lines.next().unwrap_or("no message").trim();
+    let reason = lines.skip_while(|line| line.trim() != "Last error:").nth(1);
+    reason.map_or_else(|| first.to_owned(), |reason| format!("{first} {}", reason.trim()))
 }
 
 /// Converts a timeout to c10d's milliseconds, where 0 means forever.

@@ -5,8 +5,11 @@
 //! ```text
 //! due        until its sends have been made, and there is room for what it receives
 //! announced  it has said what it sends; until all that it receives is announced
-//! running    until each of its transfers is in a group that runs on the other device, too
+//! running    until all groups that it meets run, and all that those meet, and so on
 //! ```
+//!
+//! Groups that meet end together. NCCL may do more: but in which order it passes the tensors of a
+//! group, and connects processes for the first time, is not ours to say.
 //!
 //! Whatever can advance does: an advance never takes from another one what it needs, so the order
 //! of advances does not matter (Kahn 1974).
@@ -62,8 +65,6 @@ struct Place {
     group: usize,
     /// How far that group is.
     phase: Phase,
-    /// The transfers of the running group that still wait for the other device.
-    open: Vec<Transfer>,
     /// The messages for which the device needs room before that group is announced.
     held: HashMap<Half, usize>,
 }
@@ -127,9 +128,8 @@ impl<'a> Machine<'a> {
             while self.step(device) || self.announce(device) || self.start(device) {
                 moved = true;
             }
-            moved |= self.meet(device);
         }
-        moved
+        moved || self.meet()
     }
 
     /// Runs the next action of a device's list. Returns whether it could.
@@ -198,8 +198,9 @@ impl<'a> Machine<'a> {
         }
         let place = &mut self.places[device];
         place.phase = Phase::Running;
-        place.open = sends.into_iter().chain(receives).collect();
-        self.end_group(device); // it may be empty
+        if sends.is_empty() && receives.is_empty() {
+            self.end_group(device);
+        }
         true
     }
 
@@ -218,32 +219,51 @@ impl<'a> Machine<'a> {
         passed.waiting() + count > room
     }
 
-    /// Passes what a device's group has in common with the groups that run on other devices.
-    fn meet(&mut self, device: usize) -> bool {
-        let mut moved = false;
-        for own in self.places[device].open.clone() {
-            let Some((from, to)) = self.crossings.ends(own) else { continue };
-            let other = if from.index() == device { to.index() } else { from.index() };
-            let Some(at) = self.places[other].open.iter().position(|its| *its == own) else {
-                continue;
+    /// The device at the other end of a transfer, and whether its running group has it.
+    fn other(&self, device: usize, own: Transfer, sends: bool) -> Option<(usize, bool)> {
+        let (from, to) = self.crossings.ends(own)?;
+        let other = if sends { to.index() } else { from.index() };
+        debug_assert_eq!(if sends { from } else { to }.index(), device);
+        let met = self.transfers_in(other, Phase::Running).is_some_and(|[its_sends, receives]| {
+            if sends { receives } else { its_sends }.contains(&own)
+        });
+        Some((other, met))
+    }
+
+    /// Ends all groups that meet only groups that run. Returns whether there were any.
+    fn meet(&mut self) -> bool {
+        let groups: Vec<_> = (0..self.places.len())
+            .map(|device| self.transfers_in(device, Phase::Running))
+            .collect();
+        let mut ends: Vec<bool> = groups.iter().map(Option::is_some).collect();
+        loop {
+            let left_alone = |device: usize| {
+                let Some([sends, receives]) = &groups[device] else { return false };
+                let sends = sends.iter().map(|own| (own, true));
+                let mut all = sends.chain(receives.iter().map(|own| (own, false)));
+                !all.all(|(own, sends)| {
+                    self.other(device, *own, sends).is_some_and(|(at, met)| met && ends[at])
+                })
             };
-            self.places[other].open.remove(at);
-            self.places[device].open.retain(|its| *its != own);
-            self.of(own).arrived += 1;
-            for device in [device, other] {
-                self.end_group(device);
+            let alone = (0..ends.len()).find(|&device| ends[device] && left_alone(device));
+            match alone {
+                Some(device) => ends[device] = false,
+                None => break,
             }
-            moved = true;
         }
-        moved
+        for (device, group) in groups.into_iter().enumerate().filter(|(device, _)| ends[*device]) {
+            for own in group.into_iter().flat_map(|[_, receives]| receives) {
+                self.of(own).arrived += 1;
+            }
+            self.end_group(device);
+        }
+        ends.contains(&true)
     }
 
     fn end_group(&mut self, device: usize) {
         let place = &mut self.places[device];
-        if place.phase == Phase::Running && place.open.is_empty() {
-            place.phase = Phase::Due;
-            place.group += 1;
-        }
+        place.phase = Phase::Due;
+        place.group += 1;
     }
 
     /// Every device waits. Splits a group that only lacks room for all that it receives. Otherwise
@@ -253,15 +273,19 @@ impl<'a> Machine<'a> {
         if (0..self.places.len()).any(|device| self.split(device)) {
             return true;
         }
-        let open = |(device, place): (usize, &Place)| {
-            let sent = |own: &Transfer| {
-                let (from, to) = self.crossings.ends(*own)?;
-                (from.index() == device).then_some((*own, to.index()))
-            };
-            place.open.iter().filter_map(sent).collect::<Vec<_>>()
-        };
-        let sends: Vec<_> = self.places.iter().enumerate().flat_map(open).collect();
-        sends.into_iter().any(|(own, to)| self.bring_forward(own, to))
+        let mut waiting = Vec::new();
+        for device in 0..self.places.len() {
+            let [sends, _] = self.transfers_in(device, Phase::Running).unwrap_or_default();
+            for own in sends {
+                if let Some((other, false)) = self.other(device, own, true) {
+                    // A group that only receives may end by itself.
+                    let group = self.transfers_in(other, Phase::Running);
+                    waiting.push((group.is_some_and(|[sends, _]| sends.is_empty()), own, other));
+                }
+            }
+        }
+        waiting.sort_by_key(|(only_receives, ..)| *only_receives);
+        waiting.into_iter().any(|(_, own, other)| self.bring_forward(own, other))
     }
 
     /// Leaves the receives for which there is no room yet to a group of their own.
@@ -306,18 +330,10 @@ impl<'a> Machine<'a> {
             groups.insert(now, Group { sends: Vec::new(), receives: vec![receive] });
             return true;
         }
-        // What has passed may be what made this value. It stays in a group that ends before.
-        let open = &self.places[device].open;
-        let is_open = |action: &Action| action.op.transfer().is_some_and(|t| open.contains(&t));
-        let group = &mut groups[now];
-        let take = |actions: &mut Vec<Action>| actions.extract_if(.., |own| is_open(own)).collect();
-        let mut rest = Group { sends: take(&mut group.sends), receives: take(&mut group.receives) };
-        rest.receives.push(receive);
-        groups.insert(now + 1, rest);
+        groups[now].receives.push(receive);
         let place = &mut self.places[device];
-        place.group += 1;
-        place.open.push(own);
-        // None of the pieces is announced before there is room for all that they receive.
+        place.phase = Phase::Announced;
+        // It is not announced before there is room for all that it receives.
         let needed = place.held.entry(half(own)).or_default();
         *needed += 1;
         let needed = *needed;

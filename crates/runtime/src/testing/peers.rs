@@ -29,12 +29,12 @@ pub struct Network<E: StageExecutor> {
     has_buffers: bool,
 }
 
-type Offers<V> = VecDeque<(RemoteEdge, Envelope<V>)>;
-
 struct State<E: StageExecutor> {
     queues: HashMap<RemoteEdge, VecDeque<Envelope<E::Value>>>,
-    /// By sender and receiver: what running groups send and nobody has received yet.
-    offered: HashMap<(usize, usize), Offers<E::Value>>,
+    /// The running group of each process.
+    running: HashMap<usize, Running<E::Value>>,
+    /// What the group that ended last brought each process.
+    arrived: HashMap<usize, Vec<Envelope<E::Value>>>,
     /// How many messages on a link are announced and not yet expected.
     announced: HashMap<RemoteEdge, usize>,
     /// Each process's alarm, and whether its run was ended.
@@ -58,7 +58,8 @@ impl<E: StageExecutor> Network<E> {
     fn with(processes: usize, placement: Vec<usize>, has_buffers: bool) -> Arc<Self> {
         let state = State {
             queues: HashMap::new(),
-            offered: HashMap::new(),
+            running: HashMap::new(),
+            arrived: HashMap::new(),
             announced: HashMap::new(),
             alarms: vec![None; processes],
             shares: Vec::new(),
@@ -130,11 +131,69 @@ impl<E: StageExecutor> Inbound<E::Value> for End<E> {
     }
 }
 
-/// A group starts when all that it receives is announced. It ends when its receivers have all it
-/// sends, and it has all it receives. Values between two processes have no tags.
+/// A group starts when all that it receives is announced. It ends together with all groups that it
+/// meets, when all of those run. Values between two processes have no tags.
 struct Group<E: StageExecutor> {
     network: Arc<Network<E>>,
     here: usize,
+}
+
+/// What a process sends and receives at the same time.
+struct Running<V> {
+    sends: Vec<(RemoteEdge, Envelope<V>)>,
+    receives: Vec<RemoteEdge>,
+}
+
+impl<V> Running<V> {
+    /// The values that pass from or to process `other`, in order.
+    fn with(&self, other: usize, sends: bool) -> Vec<RemoteEdge> {
+        let sent = self.sends.iter().map(|(crossing, _)| *crossing);
+        match sends {
+            true => sent.filter(|crossing| crossing.to == other).collect(),
+            false => self.receives.iter().filter(|own| own.from == other).copied().collect(),
+        }
+    }
+}
+
+impl<E: StageExecutor> State<E> {
+    /// Ends the group of process `here` and all that it meets, if they run and agree.
+    fn end_groups(&mut self, here: usize) -> Option<()> {
+        let (mut met, mut at) = (vec![here], 0);
+        while let Some(&process) = met.get(at) {
+            let own = self.running.get(&process)?;
+            let others = own.sends.iter().map(|(crossing, _)| crossing.to);
+            for other in others.chain(own.receives.iter().map(|crossing| crossing.from)) {
+                if !met.contains(&other) {
+                    met.push(other);
+                }
+            }
+            at += 1;
+        }
+        let running = &self.running;
+        let agrees = |one: &usize| {
+            let sends = running.get(one);
+            met.iter().all(|other| {
+                let receives = running.get(other).map(|own| own.with(*one, false));
+                sends.map(|own| own.with(*other, true)) == receives
+            })
+        };
+        if !met.iter().all(agrees) {
+            return None;
+        }
+        let mut values = HashMap::new();
+        let ended: Vec<_> =
+            met.iter().filter_map(|one| Some((*one, self.running.remove(one)?))).collect();
+        let mut receives = Vec::new();
+        for (process, own) in ended {
+            values.extend(own.sends);
+            receives.push((process, own.receives));
+        }
+        for (process, due) in receives {
+            let arrived = due.iter().filter_map(|crossing| values.remove(crossing)).collect();
+            self.arrived.insert(process, arrived);
+        }
+        Some(())
+    }
 }
 
 impl<E: StageExecutor> Exchange<E::Value> for Group<E> {
@@ -143,7 +202,6 @@ impl<E: StageExecutor> Exchange<E::Value> for Group<E> {
         sends: Vec<(RemoteEdge, Envelope<E::Value>)>,
         receives: &[RemoteEdge],
     ) -> Result<Vec<Envelope<E::Value>>, PeerError> {
-        let receivers: Vec<usize> = sends.iter().map(|(crossing, _)| crossing.to).collect();
         for (crossing, _) in &sends {
             *self.network.lock().announced.entry(*crossing).or_default() += 1;
         }
@@ -155,45 +213,14 @@ impl<E: StageExecutor> Exchange<E::Value> for Group<E> {
                 Some(())
             })?;
         }
-        {
-            let mut state = self.network.lock();
-            for (crossing, envelope) in sends {
-                let ends = (self.here, crossing.to);
-                state.offered.entry(ends).or_default().push_back((crossing, envelope));
-            }
-        }
-        self.network.changed.notify_all();
-        // In any order between processes: all of a group runs at the same time.
-        let mut arrived: Vec<Option<Envelope<E::Value>>> = receives.iter().map(|_| None).collect();
-        while let Some(missing) = arrived.iter().position(Option::is_none) {
-            let (at, sent, envelope) = self.network.wait(|state| {
-                let mut due: HashMap<usize, usize> = HashMap::new();
-                for (at, crossing) in receives.iter().enumerate().skip(missing) {
-                    if arrived.get(at).is_some_and(Option::is_none) {
-                        due.entry(crossing.from).or_insert(at);
-                    }
-                }
-                due.into_iter().find_map(|(from, at)| {
-                    let (sent, envelope) =
-                        state.offered.get_mut(&(from, self.here))?.pop_front()?;
-                    Some((at, sent, envelope))
-                })
-            })?;
-            self.network.changed.notify_all();
-            if receives.get(at) != Some(&sent) {
-                let reason = format!("it sent {sent:?} where {:?} was due", receives.get(at));
-                return Err(PeerError { process: Some(sent.from), reason });
-            }
-            if let Some(place) = arrived.get_mut(at) {
-                *place = Some(envelope);
-            }
-        }
-        self.network.wait(|state| {
-            let is_taken =
-                |to: &usize| state.offered.get(&(self.here, *to)).is_none_or(VecDeque::is_empty);
-            receivers.iter().all(is_taken).then_some(())
+        let group = Running { sends, receives: receives.to_vec() };
+        self.network.lock().running.insert(self.here, group);
+        let arrived = self.network.wait(|state| {
+            state.end_groups(self.here);
+            state.arrived.remove(&self.here)
         })?;
-        Ok(arrived.into_iter().flatten().collect())
+        self.network.changed.notify_all();
+        Ok(arrived)
     }
 
     fn flush(&mut self) -> Result<(), PeerError> {

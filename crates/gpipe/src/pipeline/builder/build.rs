@@ -266,7 +266,7 @@ impl PipelineBuilder {
             ("declared targets", format!("{:?}", self.targets)),
             ("losses", self.losses.to_string()),
             ("batch norms follow", format!("{:?}", self.norms_follow)),
-            ("links", self.links.to_string()),
+            ("links", self.links_fact()),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))

@@ -8,6 +8,8 @@ use gpipe_core::{
     lower::{Edge, Program, Topology},
 };
 
+use gpipe_bridge::c10d::gpus::has_nccl;
+
 use super::PipelineBuilder;
 use crate::{
     device::Device,
@@ -25,6 +27,14 @@ impl PipelineBuilder {
     /// Whether values pass from GPU to GPU.
     fn connects_gpus(&self) -> bool {
         self.links == Links::Nccl && self.transport.as_ref().is_some_and(|own| own.size() > 1)
+    }
+
+    /// The links, and whether this program has what they need.
+    pub(super) fn links_fact(&self) -> String {
+        match self.connects_gpus() && !has_nccl() {
+            true => format!("{}, in a program without NCCL", self.links),
+            false => self.links.to_string(),
+        }
     }
 
     /// Checks that the links fit the devices, and that `program` does not deadlock on them.
