@@ -70,10 +70,11 @@ test-python: ## All tests of the Python package: the whole zoo at every K, sched
 	@python3 scripts/python.py --tests
 	cd python && GPIPE_ZOO=full env/bin/pytest $(ARGS)
 
-parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's, BLEU and chrF with sacreBLEU's
+parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's and transformers', BLEU and chrF with sacreBLEU's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
 		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && \
-		python3 scripts/translation_parity.py && python3 scripts/interchange.py
+		python3 scripts/translation_parity.py && python3 scripts/llama_parity.py && \
+		python3 scripts/interchange.py
 	python3 scripts/score_parity.py
 
 book: ## Build the book in docs/ into target/book, and refuse dead links (builds mdBook once)

@@ -33,6 +33,7 @@ const SHORT: &[Suite] = &[
     Suite { package: "distributed", program: "suite", arguments: &[ONE_BY_ONE] },
     Suite { package: "distributed", program: "transparency", arguments: &["connected_by_nccl"] },
     Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "oracle_on_gpus"] },
+    Suite { package: "models", program: "suite", arguments: &[ONE_BY_ONE, "llama::"] },
 ];
 
 /// Everything that can run there.

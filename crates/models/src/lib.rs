@@ -2,6 +2,7 @@
 //! [`gpipe::layers`].
 
 pub mod images;
+pub mod llama;
 pub mod transformer;
 pub mod translation;
 mod translator;
@@ -12,6 +13,7 @@ pub use images::{
     resnet::ResNet,
     unet::UNet,
 };
+pub use llama::{Llama, LlamaError};
 pub use transformer::{Transformer, TransformerError};
 pub use translation::{Translation, TranslationError};
 pub use translator::{CachedLogits, RecomputedLogits};

@@ -7,6 +7,7 @@ use gpipe::{
     Adam, Balance, Bytes, CrossEntropy, Kernels, Loss, MeanSquaredError, Optimizer, Pipeline,
     Remat, RmsProp, Schedule, Sequence, Sgd, TensorSpec, WithAuxiliary,
     estimate::{Rate, Training, estimate},
+    layers::{Rotary, RotaryScaling},
 };
 use gpipe_core::{
     cost::{LayerState, ModelCosts},
@@ -15,7 +16,7 @@ use gpipe_core::{
     plan::{Plan, PlanDevice, StagePrediction, predict},
     simulate::LINK_CAPACITY,
 };
-use gpipe_models::{AmoebaNet, ResNet, Transformer, Translation, UNet, Variant};
+use gpipe_models::{AmoebaNet, Llama, ResNet, Transformer, Translation, UNet, Variant};
 use tch::{Device, Kind, Tensor};
 
 const SAMPLES: i64 = 8;
@@ -53,6 +54,32 @@ fn gpt(split_blocks: bool, attention_dropout: f64) -> Network {
     let targets = Tensor::zeros([SAMPLES, 64], (Kind::Int64, Device::Cpu));
     let tied = (model.vocabulary * model.features * 4) as u64;
     Network { name: "gpt", model: model.build().unwrap(), inputs, targets, tied }
+}
+
+/// Grouped queries with norms, a window in half of the blocks, biases.
+fn llama(attention_dropout: f64) -> Network {
+    let model = Llama {
+        vocabulary: 500,
+        features: 128,
+        hidden: 352,
+        windows: vec![None, Some(16), None, Some(16)],
+        heads: 4,
+        groups: 2,
+        head_size: 32,
+        rotary: Rotary { theta: 1e4, positions: 64, scaling: RotaryScaling::None },
+        eps: 1e-6,
+        qkv_bias: true,
+        output_bias: false,
+        mlp_bias: false,
+        head_norms: true,
+        attention_dropout,
+        tied: true,
+        std: 0.02,
+    };
+    let inputs = vec![TensorSpec::new([SAMPLES, 64], Kind::Int64)];
+    let targets = Tensor::zeros([SAMPLES, 64], (Kind::Int64, Device::Cpu));
+    let tied = (model.vocabulary * model.features * 4) as u64;
+    Network { name: "llama", model: model.build().unwrap(), inputs, targets, tied }
 }
 
 /// Sources of 40 tokens, targets of 56.
@@ -195,7 +222,7 @@ fn compare(networks: &[Network], cases: &[Case], above: f64, below: f64) {
                 "unet" => {
                     held(network, case, MeanSquaredError, Sgd { momentum: 0.9, ..Sgd::new(0.1) })
                 }
-                "gpt" | "translation" => {
+                "gpt" | "translation" | "llama" => {
                     held(network, case, CrossEntropy::default(), Adam::default())
                 }
                 "amoebanet with auxiliary" => {
@@ -291,6 +318,13 @@ fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, below());
     let networks = [amoebanet(false), resnet(), unet()];
     compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, below());
+}
+
+#[test]
+fn oracle_llama_holds_what_is_predicted() {
+    let cases = some_cases(Kernels::Aten, Kind::Float);
+    compare(&[llama(0.0), llama(0.1)], &cases, 0.11, below());
+    compare(&[llama(0.0)], &some_cases(Kernels::OneDnn, Kind::Float), 0.11, below());
 }
 
 /// On a GPU a stage also holds copies of what it is fed and what it receives.

@@ -9,6 +9,7 @@
 mod common;
 mod estimates;
 mod images;
+mod llama;
 mod padding;
 mod translate;
 mod translation;

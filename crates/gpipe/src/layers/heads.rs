@@ -19,6 +19,8 @@ pub(super) enum Visible<'a> {
     All,
     /// Keys up to the query's own position.
     Earlier,
+    /// This many keys: the one at the query's own position, and those before it.
+    Latest(i64),
     /// For every query, the keys that are true here: bool [samples, keys]. Each sample needs at
     /// least one, because a softmax over no keys is NaN.
     Unmasked(&'a Tensor),
@@ -32,9 +34,16 @@ impl Visible<'_> {
             Visible::Earlier => {
                 Tensor::f_ones([queries, queries], (Kind::Bool, device))?.f_triu(1)?
             }
+            Visible::Latest(window) => latest(queries, window, device)?.f_logical_not()?,
             Visible::Unmasked(mask) => by_key(mask)?.f_logical_not()?,
         })
     }
+}
+
+/// The latest `window` keys of each query: bool [queries, queries].
+fn latest(queries: i64, window: i64, device: Device) -> Result<Tensor, LayerError> {
+    let all = Tensor::f_ones([queries, queries], (Kind::Bool, device))?;
+    Ok(all.f_tril(0)?.f_triu(1 - window)?)
 }
 
 /// [samples, keys] -> [samples, 1, 1, keys].
@@ -103,6 +112,10 @@ impl Heads {
             let (mask, causal) = match visible {
                 Visible::All => (None, false),
                 Visible::Earlier => (None, true),
+                Visible::Latest(window) => {
+                    let queries = q.size().get(2).copied().unwrap_or(0);
+                    (Some(latest(queries, window, q.device())?), false)
+                }
                 Visible::Unmasked(mask) => (Some(by_key(mask)?), false),
             };
             let fused =

@@ -9,14 +9,20 @@ mod cross_attention;
 mod decoder_block;
 mod dropout;
 mod embedding;
+mod gated_mlp;
+mod grouped_attention;
 mod head;
 mod heads;
 mod linear;
+mod llama_block;
 mod mlp;
 mod norm;
+mod rms_norm;
+mod rotary;
 mod sentences;
 mod sinusoids;
 mod skip;
+mod vocabulary;
 
 pub use activation::Activation;
 pub use attention::Attention;
@@ -26,12 +32,18 @@ pub use cross_attention::CrossAttention;
 pub use decoder_block::DecoderBlock;
 pub use dropout::Dropout;
 pub use embedding::Embedding;
+pub use gated_mlp::GatedMlp;
+pub use grouped_attention::GroupedAttention;
 pub use head::Head;
 pub use linear::Linear;
+pub use llama_block::LlamaBlock;
 pub use mlp::Mlp;
 pub use norm::LayerNorm;
+pub use rms_norm::RmsNorm;
+pub use rotary::{Rotary, RotaryScaling};
 pub use sentences::{SourceEmbedding, TargetEmbedding, TokenEmbedding};
 pub use skip::{Pop, Stash};
+pub use vocabulary::{TokenLogits, TokenTable};
 
 use crate::{
     error::LayerError,

@@ -57,6 +57,97 @@ impl Tape {
         self.push(node.backward_bytes(sums).parameter(first).parameter(first + 1))
     }
 
+    /// [`crate::layers::RmsNorm`] with parameter number `weight`.
+    pub fn rms_norm(&mut self, x: Var, weight: usize) -> Var {
+        let size = self.spec(x).last();
+        self.rms_norm_of_heads(x, size, weight)
+    }
+
+    /// The same over groups of `size` features.
+    pub fn rms_norm_of_heads(&mut self, x: Var, size: i64, weight: usize) -> Var {
+        let spec = self.spec(x).clone();
+        let (own, rows) = (bytes(&spec), spec.elements() / size.max(1) as f64);
+        let reduced = matches!(spec.kind, Kind::BFloat16 | Kind::Half);
+        let wide = if reduced { FLOAT * spec.elements() } else { own };
+        let one = wide / spec.elements().max(1.0);
+        // The root is saved, and what it was multiplied with: the input in float32. So is the
+        // result, for the gradient of the weight.
+        let copied = if reduced { wide } else { 0.0 };
+        let node = Node::new(&[x], spec).saving_bytes(own + copied + 2.0 * one * rows);
+        let node = if reduced { node } else { node.saving(&[x]) };
+        self.push(node.forward_bytes(wide).backward_bytes(2.0 * wide).parameter(weight))
+    }
+
+    /// The product of two tensors of one shape, which both need gradients.
+    pub fn multiply(&mut self, a: Var, b: Var) -> Var {
+        let spec = self.spec(a).clone();
+        self.push(Node::new(&[a, b], spec).saving(&[a, b]))
+    }
+
+    /// Tables of cosines and sines with this many elements, which all turned tensors of a layer
+    /// share.
+    pub fn tables(&mut self, elements: f64) -> Var {
+        let spec = TensorSpec::new([elements as i64], self.compute_kind());
+        self.push(Node::new(&[], spec))
+    }
+
+    /// Queries or keys turned by [`crate::layers::Rotary`].
+    pub fn turned(&mut self, x: Var) -> Var {
+        let spec = self.spec(x).clone();
+        let own = bytes(&spec);
+        self.push(Node::new(&[x], spec).forward_bytes(own).backward_bytes(own))
+    }
+
+    /// Each head of keys or values, `times` times.
+    pub fn repeated(&mut self, x: Var, times: i64) -> Var {
+        let output = self.spec(x).with_last(self.spec(x).last() * times);
+        self.push(Node::new(&[x], output))
+    }
+
+    /// Causal attention of separate queries, keys and values, each [samples, positions, heads *
+    /// size]. `hidden`: not all earlier keys are visible.
+    pub fn attention_of(
+        &mut self,
+        queries: Var,
+        keys: Var,
+        values: Var,
+        heads: i64,
+        hidden: bool,
+        p: f64,
+    ) -> Var {
+        let output = self.spec(queries).clone();
+        let size = |axis: usize| output.shape.get(axis).copied().unwrap_or(0);
+        let (samples, length) = (size(0), size(1));
+        let square = length as f64 * length as f64;
+        let inputs = [queries, keys, values];
+        if p <= 0.0 {
+            let block = attention_block(length);
+            let width = output.last() / heads.max(1);
+            let blocks = FLOAT * block as f64 * (length.min(512) as f64 + 2.0 + width as f64);
+            // The visible keys, and the numbers that are added to the scores.
+            let mask =
+                if hidden { square * (1.0 + output.kind.elt_size_in_bytes() as f64) } else { 0.0 };
+            let rows = FLOAT * samples as f64 * heads as f64 * length as f64;
+            let node = Node::new(&inputs, output).saving(&inputs).saving_output();
+            return self.push(node.saving_bytes(rows + mask).forward_bytes(blocks));
+        }
+        let weights = TensorSpec::new([samples, heads, length, length], output.kind);
+        let own = bytes(&output);
+        let scores = Node::new(&[queries, keys], weights.clone()).saving_bytes(2.0 * own);
+        let scores = self.push(scores);
+        let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
+        self.release(scores);
+        let masked = Node::new(&[scaled], weights).saving_bytes(square).forward_bytes(square);
+        let masked = self.push(masked);
+        self.release(scaled);
+        let weights = self.elementwise_by_output(masked);
+        let dropped = self.dropout(weights, p);
+        let node = Node::new(&[dropped, values], output).saving(&[dropped]).saving_bytes(own);
+        let attended = self.push(node);
+        [masked, weights, dropped].into_iter().for_each(|var| self.release(var));
+        attended
+    }
+
     /// An elementwise function whose backward needs its input, for example gelu.
     pub fn elementwise(&mut self, x: Var) -> Var {
         let spec = self.spec(x).clone();
@@ -108,13 +199,7 @@ impl Tape {
         mask: Option<Var>,
     ) -> Var {
         let Attended { inputs, samples, length, seen, output } = self.attended(queries, keys);
-        // The kernel splits queries and keys into blocks of this size.
-        let block = match length {
-            768.. => 256,
-            192.. => 64,
-            _ => 32,
-        };
-        let (block, size) = (block.min(length), output.last() / heads.max(1));
+        let (block, size) = (attention_block(length), output.last() / heads.max(1));
         let blocks = FLOAT * block as f64 * (seen.min(512) as f64 + 2.0 + size as f64);
         // The mask, converted to numbers that are added to the scores.
         let added = mask.map_or(0.0, |mask| bytes(&self.spec(mask).with_kind(output.kind)));
@@ -298,6 +383,16 @@ impl Tape {
         let output = TensorSpec::new(self.spec(x).shape.clone(), kind);
         self.push(Node::new(&[x], output))
     }
+}
+
+/// The fused kernel splits queries and keys into blocks of this size.
+fn attention_block(length: i64) -> i64 {
+    let block = match length {
+        768.. => 256,
+        192.. => 64,
+        _ => 32,
+    };
+    block.min(length)
 }
 
 /// Sizes of an attention, and the spec of its output.

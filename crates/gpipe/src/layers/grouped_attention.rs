@@ -1,0 +1,252 @@
+//! The attention of a Llama block: grouped queries and rotary positions.
+
+use tch::Tensor;
+
+use crate::{
+    error::LayerError,
+    layer::{Forward, Init, ParameterSpec},
+    layers::{
+        RmsNorm,
+        heads::{Heads, Visible},
+        rotary::Rotary,
+    },
+    spec::TensorSpec,
+    tape::{Tape, Var},
+};
+
+/// Causal self-attention in which several heads of queries share one head of keys and values
+/// (Ainslie et al. 2023), with rotary positions: [samples, positions, features] -> the same shape.
+/// A part of [`LlamaBlock`](super::LlamaBlock).
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct GroupedAttention {
+    /// Size of the model.
+    pub features: i64,
+    /// Number of heads of queries.
+    pub heads: i64,
+    /// Number of heads of keys and values, a divisor of `heads`.
+    pub groups: i64,
+    /// Size of a head, an even number. `heads * head_size` may differ from `features`.
+    pub head_size: i64,
+    /// Whether queries, keys and values add a bias.
+    pub qkv_bias: bool,
+    /// Whether the output adds a bias.
+    pub output_bias: bool,
+    /// The `eps` of the RMSNorm of each head of queries and keys, before they are turned (Qwen 3);
+    /// `None`: there is no norm.
+    pub norm: Option<f64>,
+    /// A position sees this many positions: its own and those before it (Beltagy et al. 2020);
+    /// `None`: all before it.
+    pub window: Option<i64>,
+    /// Rotary positions.
+    pub rotary: Rotary,
+    /// Dropout of the attention weights. Above 0, training uses the unfused path.
+    pub dropout: f64,
+    /// Standard deviation of the initial weights.
+    pub std: f64,
+}
+
+/// The products, by their place in the list of parameters.
+const QUERIES: usize = 0;
+const KEYS: usize = 1;
+const VALUES: usize = 2;
+const OUTPUT: usize = 3;
+
+impl GroupedAttention {
+    fn queries(&self) -> Heads {
+        Heads { count: self.heads, size: self.head_size, dropout: self.dropout }
+    }
+
+    fn keys(&self) -> Heads {
+        Heads { count: self.groups, ..self.queries() }
+    }
+
+    fn head_norm(&self) -> Option<RmsNorm> {
+        self.norm.map(|eps| RmsNorm { features: self.head_size, eps })
+    }
+
+    fn biases(&self) -> [bool; 4] {
+        [self.qkv_bias, self.qkv_bias, self.qkv_bias, self.output_bias]
+    }
+
+    /// How many parameters it has.
+    pub(super) fn count(&self) -> usize {
+        let biases = self.biases().into_iter().filter(|bias| *bias).count();
+        4 + biases + if self.norm.is_some() { 2 } else { 0 }
+    }
+
+    pub(super) fn parameters(&self, prefix: &str) -> Vec<ParameterSpec> {
+        let (d, q, k) = (self.features, self.queries().width(), self.keys().width());
+        let products = [("q_proj", q, d), ("k_proj", k, d), ("v_proj", k, d), ("o_proj", d, q)];
+        let mut parameters = Vec::new();
+        for ((name, outputs, inputs), bias) in products.into_iter().zip(self.biases()) {
+            let (weight, init) = (format!("{prefix}{name}.weight"), Init::Normal { std: self.std });
+            parameters.push(ParameterSpec::new(&weight, [outputs, inputs], init));
+            if bias {
+                let bias = format!("{prefix}{name}.bias");
+                parameters.push(ParameterSpec::new(&bias, [outputs], Init::Zeros));
+            }
+        }
+        if let Some(norm) = self.head_norm() {
+            let names = ["q_norm", "k_norm"].map(|name| format!("{prefix}{name}.weight"));
+            parameters.extend(names.map(|name| norm.parameter(&name)));
+        }
+        parameters
+    }
+
+    /// The numbers of the weight and of the bias of a product.
+    fn numbers(&self, first: usize, product: usize) -> (usize, Option<usize>) {
+        let before = self.biases().into_iter().take(product).filter(|bias| *bias).count();
+        let weight = first + product + before;
+        let has_bias = self.biases().get(product).copied().unwrap_or(false);
+        (weight, has_bias.then_some(weight + 1))
+    }
+
+    /// The number of the norm of queries; that of keys follows it.
+    fn norm_number(&self, first: usize) -> usize {
+        first + self.count() - 2
+    }
+
+    pub(super) fn check(&self) -> Result<(), LayerError> {
+        self.queries().check()?;
+        self.keys().check()?;
+        self.rotary.check(self.head_size)?;
+        if let Some(norm) = self.head_norm() {
+            norm.check()?;
+        }
+        if self.heads % self.groups != 0 {
+            return Err(LayerError::Shape(format!(
+                "{} heads of queries for {} of keys: use a multiple",
+                self.heads, self.groups
+            )));
+        }
+        if self.window.is_some_and(|window| window < 1) {
+            return Err(LayerError::Value("a window of no positions: use at least 1".into()));
+        }
+        Ok(())
+    }
+
+    fn product(
+        &self,
+        ctx: &Forward,
+        first: usize,
+        product: usize,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        let (weight, bias) = self.numbers(first, product);
+        let bias = bias.map(|bias| ctx.parameter(bias)).transpose()?;
+        ctx.linear(x, ctx.parameter(weight)?, bias)
+    }
+
+    /// The forward with parameters from number `first` on.
+    pub(super) fn apply(
+        &self,
+        ctx: &mut Forward,
+        first: usize,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        let length = x.size().get(1).copied().unwrap_or(0);
+        let place = (x.kind(), x.device());
+        let tables = self.rotary.tables(self.head_size, ctx.past(), length, place)?;
+        let turned = |ctx: &Forward, heads: Heads, product: usize| {
+            let mut apart = heads.apart(&self.product(ctx, first, product, x)?)?;
+            if let Some(norm) = self.head_norm() {
+                apart = norm.apply(ctx, self.norm_number(first) + product, &apart)?;
+            }
+            tables.turn(&apart)
+        };
+        let q = turned(ctx, self.queries(), QUERIES)?;
+        let mut k = turned(ctx, self.keys(), KEYS)?;
+        let mut v = self.keys().apart(&self.product(ctx, first, VALUES, x)?)?;
+        let mut visible = self.visible(length);
+        if let Some(cache) = ctx.cache() {
+            let past = cache.past();
+            k = cache.append(first, &k, 2)?;
+            v = cache.append(first + 1, &v, 2)?;
+            if past > 0 {
+                if length != 1 {
+                    let reason = "after its first step a decoding makes one position at a time";
+                    return Err(LayerError::Value(reason.into()));
+                }
+                visible = Visible::All;
+                let seen = self.window.unwrap_or(i64::MAX).min(past + 1);
+                k = k.f_narrow(2, past + 1 - seen, seen)?;
+                v = v.f_narrow(2, past + 1 - seen, seen)?;
+            }
+        }
+        let (k, v) = (self.repeated(&k)?, self.repeated(&v)?);
+        let attended = self.queries().attend(ctx, &q, &k, &v, visible)?;
+        self.product(ctx, first, OUTPUT, &self.queries().joined(&attended)?)
+    }
+
+    fn visible(&self, length: i64) -> Visible<'static> {
+        match self.window {
+            Some(window) if window < length => Visible::Latest(window),
+            _ => Visible::Earlier,
+        }
+    }
+
+    /// Repeats each head for the queries that share it: [samples, groups, positions, size] ->
+    /// [samples, heads, positions, size].
+    fn repeated(&self, x: &Tensor) -> Result<Tensor, LayerError> {
+        if self.heads == self.groups {
+            return Ok(x.shallow_clone());
+        }
+        let (samples, groups, length, size) = x.size4()?;
+        let shared = self.heads / self.groups;
+        let repeated =
+            x.f_unsqueeze(2)?.f_expand([samples, groups, shared, length, size], false)?;
+        Ok(repeated.f_reshape([samples, self.heads, length, size])?)
+    }
+
+    /// Records what [`GroupedAttention::apply`] computes.
+    pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> Option<Var> {
+        let [_, length, _] = tape.spec(x).shape[..] else { return None };
+        let product = |tape: &mut Tape, number| {
+            let (weight, bias) = self.numbers(first, number);
+            tape.linear(x, weight, bias)
+        };
+        let turned = |tape: &mut Tape, number: usize| {
+            let mut own = product(tape, number);
+            if self.norm.is_some() {
+                let normed =
+                    tape.rms_norm_of_heads(own, self.head_size, self.norm_number(first) + number);
+                tape.release(own);
+                own = normed;
+            }
+            let turned = tape.turned(own);
+            tape.release(own);
+            turned
+        };
+        let table = 2.0 * length as f64 * (self.head_size / 2) as f64;
+        tape.tables(table);
+        let q = turned(tape, QUERIES);
+        let k = turned(tape, KEYS);
+        let v = product(tape, VALUES);
+        let shared = self.heads / self.groups;
+        let repeated = |tape: &mut Tape, own: Var| match shared {
+            1 => own,
+            _ => {
+                let wide = tape.repeated(own, shared);
+                tape.release(own);
+                wide
+            }
+        };
+        let (k, v) = (repeated(tape, k), repeated(tape, v));
+        let hidden = self.window.is_some_and(|window| window < length);
+        let attended = tape.attention_of(q, k, v, self.heads, hidden, self.dropout);
+        [q, k, v].into_iter().for_each(|var| tape.release(var));
+        let (weight, bias) = self.numbers(first, OUTPUT);
+        let output = tape.linear(attended, weight, bias);
+        tape.release(attended);
+        Some(output)
+    }
+
+    /// Floating-point operations of one forward.
+    pub(super) fn operations(&self, input: &TensorSpec) -> Option<f64> {
+        let [samples, length, features] = input.shape[..] else { return None };
+        let (q, k) = (self.queries().width() as f64, self.keys().width() as f64);
+        let (length, features) = (length as f64, features as f64);
+        let products = 2.0 * features * (2.0 * q + 2.0 * k);
+        Some(samples as f64 * length * (products + 4.0 * q * length))
+    }
+}

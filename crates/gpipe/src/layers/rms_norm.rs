@@ -1,0 +1,73 @@
+//! Root-mean-square normalisation.
+
+use tch::{Kind, Tensor};
+
+use crate::{
+    error::LayerError,
+    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    spec::TensorSpec,
+    tape::{Tape, Var},
+};
+
+/// RMSNorm over the last axis (Zhang & Sennrich 2019): `weight * x / sqrt(mean(x^2) + eps)`, for
+/// [samples, ..., features]. In a smaller dtype than float32, the root is computed in float32.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct RmsNorm {
+    /// Size of the last axis.
+    pub features: i64,
+    /// Added to the mean of the squares.
+    pub eps: f64,
+}
+
+impl RmsNorm {
+    /// Its only parameter, with this name.
+    pub(super) fn parameter(&self, name: &str) -> ParameterSpec {
+        ParameterSpec::new(name, [self.features], Init::Ones)
+    }
+
+    pub(super) fn check(&self) -> Result<(), LayerError> {
+        if self.eps.is_finite() && self.eps > 0.0 {
+            return Ok(());
+        }
+        Err(LayerError::Value(format!("eps is {}: use a small number above 0", self.eps)))
+    }
+
+    /// The norm of `x` with parameter number `weight`.
+    pub(super) fn apply(
+        &self,
+        ctx: &Forward,
+        weight: usize,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        let kind = x.kind();
+        let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
+        let wide = x.f_to_kind(wide)?;
+        let squares = wide.f_square()?.f_mean_dim(Some(&[-1][..]), true, None::<Kind>)?;
+        let normed = wide.f_mul(&squares.f_add_scalar(self.eps)?.f_rsqrt()?)?;
+        Ok(normed.f_to_kind(kind)?.f_mul(ctx.parameter(weight)?)?)
+    }
+}
+
+impl Layer for RmsNorm {
+    fn kind(&self) -> &'static str {
+        "rms_norm"
+    }
+
+    /// `weight` `[features]`.
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        vec![self.parameter("weight")]
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        self.check()?;
+        Ok(vec![super::features(ctx, inputs, self.features)?.clone()])
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        Ok(vec![self.apply(ctx, 0, only(inputs)?)?])
+    }
+
+    fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
+        Some(vec![tape.rms_norm(*inputs.first()?, 0)])
+    }
+}

@@ -1,0 +1,182 @@
+//! Llama and its family. `transparency_`: the same bits at every cut, schedule and policy.
+//! `oracle_`: against itself without a cache. `fault_`: configurations that are refused.
+//! `scripts/llama_parity.py` compares it with transformers.
+
+use gpipe::{
+    Pipeline, TensorSpec,
+    decode::GroupStep,
+    layers::{Rotary, RotaryScaling},
+};
+use gpipe_models::{Llama, llama::config};
+use serde_json::{Value, json};
+use tch::{Kind, Tensor};
+
+use crate::common::{Run, assert_same_bits};
+
+const LENGTH: i64 = 9;
+
+/// With everything: grouped queries, norms of heads, biases, a window in one block, a tied table.
+fn model() -> Llama {
+    let scaling = RotaryScaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original: 8 };
+    Llama {
+        vocabulary: 31,
+        features: 12,
+        hidden: 20,
+        windows: vec![None, Some(4), None],
+        heads: 4,
+        groups: 2,
+        head_size: 6,
+        rotary: Rotary { theta: 1e4, positions: 16, scaling },
+        eps: 1e-6,
+        qkv_bias: true,
+        output_bias: false,
+        mlp_bias: true,
+        head_norms: true,
+        attention_dropout: 0.0,
+        tied: true,
+        std: 0.3,
+    }
+}
+
+fn tokens(samples: i64, length: i64, seed: i64) -> Tensor {
+    let position = Tensor::arange(samples * length, (Kind::Int64, tch::Device::Cpu));
+    (position * 7 + seed * 13).remainder(31).reshape([samples, length])
+}
+
+fn inputs() -> Vec<TensorSpec> {
+    vec![TensorSpec::new([2, LENGTH], Kind::Int64)]
+}
+
+fn trained(run: &Run, model: &Llama, kind: Kind) -> Vec<(String, Tensor)> {
+    let builder = run.builder_of(model.build().unwrap(), inputs(), 3);
+    let mut pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
+    let mut all = Vec::new();
+    for step in 0..2 {
+        pipeline.train_step(tokens(7, LENGTH, step), tokens(7, LENGTH, step + 5)).unwrap();
+        let gradients = pipeline.gradients().unwrap().into_iter();
+        all.extend(gradients.map(|(name, own)| (format!("{step} {name}"), own)));
+    }
+    all.extend(pipeline.parameters().unwrap());
+    all
+}
+
+#[test]
+fn transparency_of_llama() {
+    let layers = model().build().unwrap().len();
+    let plain = Llama { tied: false, head_norms: false, ..model() };
+    for (model, kind) in [
+        (model(), Kind::Float),
+        (model(), Kind::BFloat16),
+        (Llama { attention_dropout: 0.2, ..plain }, Kind::Float),
+    ] {
+        let expected = trained(&Run::plain(), &model, kind);
+        for run in Run::all(layers).into_iter().step_by(3) {
+            assert_same_bits(&trained(&run, &model, kind), &expected, &format!("{run:?} {kind:?}"));
+        }
+    }
+}
+
+#[test]
+fn oracle_decoding_with_caches_gives_the_logits_of_the_whole_text() {
+    let text = tokens(3, 14, 1);
+    let dynamic = RotaryScaling::Dynamic { factor: 2.0 };
+    let short = Rotary { theta: 1e4, positions: 32, scaling: dynamic };
+    for (model, stages) in [(model(), 1), (model(), 3), (Llama { rotary: short, ..model() }, 2)] {
+        let builder = Pipeline::builder(model.build().unwrap(), inputs());
+        let mut pipeline = builder.stages(stages).kind(Kind::Double).build().unwrap();
+        let whole = pipeline.predict(&text).unwrap().remove(0);
+        let mut decoding = pipeline.decoding();
+        let mut step = |first: i64, count: i64| {
+            let inputs = vec![text.narrow(1, first, count)];
+            let step = GroupStep { group: 0, inputs, rows: None };
+            decoding.step(vec![step]).unwrap().remove(0).remove(0)
+        };
+        let mut found = vec![step(0, 5)];
+        found.extend((5..14).map(|position| step(position, 1)));
+        let found = Tensor::cat(&found, 1);
+        let apart = (&found - &whole).abs().max().double_value(&[]);
+        assert!(apart < 1e-12 * whole.abs().max().double_value(&[]), "{stages}: {apart:e}");
+    }
+}
+
+/// Keys of a small Llama.
+fn keys() -> Value {
+    json!({
+        "model_type": "llama", "vocab_size": 100, "hidden_size": 32, "intermediate_size": 48,
+        "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
+        "max_position_embeddings": 64, "hidden_act": "silu", "rms_norm_eps": 1e-5,
+        "architectures": ["LlamaForCausalLM"], "torch_dtype": "bfloat16", "rope_scaling": null,
+    })
+}
+
+fn with(more: &Value) -> Value {
+    let mut keys = keys();
+    let more = more.as_object().unwrap();
+    keys.as_object_mut().unwrap().extend(more.iter().map(|(k, v)| (k.clone(), v.clone())));
+    keys
+}
+
+#[test]
+fn oracle_old_and_new_keys_of_rotary_positions_mean_the_same() {
+    let read = |more: Value| config::read(&with(&more).to_string()).unwrap();
+    let old = read(json!({"rope_theta": 5e5, "rope_scaling": {
+        "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}));
+    let new = read(json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5,
+        "factor": 4.0, "original_max_position_embeddings": 16}}));
+    assert_eq!(old, new);
+    assert_eq!(read(json!({})).rotary.theta, 1e4);
+    // Each family's own defaults.
+    let mistral = json!({"model_type": "mistral"});
+    assert_eq!(read(mistral).windows, [Some(4096), Some(4096)]);
+    let qwen = json!({"model_type": "qwen3", "use_sliding_window": true, "sliding_window": 7,
+        "max_window_layers": 1});
+    let qwen = read(qwen);
+    assert_eq!((qwen.windows, qwen.head_size), (vec![None, Some(7)], 128));
+}
+
+#[test]
+fn fault_configurations_that_are_not_supported_are_refused_by_name() {
+    let cases = [
+        (json!({"model_type": "gemma2"}), "model_type is gemma2: supported are llama, mistral"),
+        (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\": only \"silu\" is supported"),
+        (json!({"num_experts": 8}), "num_experts is 8: this key is not supported"),
+        (json!({"quantization_config": {"bits": 4}}), "quantization_config is"),
+        (json!({"hidden_size": "big"}), "hidden_size is \"big\": it is a whole number"),
+        (json!({"vocab_size": null}), "vocab_size is missing"),
+        (json!({"rms_norm_eps": "small"}), "rms_norm_eps is \"small\": it is a number"),
+        (json!({"tie_word_embeddings": 1}), "tie_word_embeddings is 1: it is true or false"),
+        (json!({"hidden_size": 30}), "hidden_size 30 is no multiple of num_attention_heads 4"),
+        (
+            json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
+            "rope_scaling.rope_type is longrope: supported are default, linear",
+        ),
+        (json!({"rope_scaling": {"rope_type": "linear"}}), "rope_scaling.factor is missing"),
+        (
+            json!({"rope_parameters": {"rope_type": "linear", "factor": -1}}),
+            "rope_parameters.factor is -1: it is a number above 0",
+        ),
+        (
+            json!({"rope_parameters": {"partial_rotary_factor": 0.5}}),
+            "rope_parameters.partial_rotary_factor is 0.5: this key is not supported",
+        ),
+        (
+            json!({"model_type": "qwen2", "layer_types": ["full_attention"]}),
+            "layer_types is [\"full_attention\"]: it is a list of 2 types",
+        ),
+        (
+            json!({"model_type": "qwen2", "layer_types": ["full_attention", "sliding_attention"]}),
+            "there is no sliding_window",
+        ),
+        (json!({"sliding_window": 5}), "sliding_window is 5: this key is not supported"),
+    ];
+    for (more, expected) in cases {
+        let error = config::read(&with(&more).to_string()).unwrap_err().to_string();
+        assert!(error.starts_with("config.json: ") && error.contains(expected), "{more}: {error}");
+    }
+    assert!(config::read("{").unwrap_err().to_string().contains("it is not JSON"));
+    assert!(config::read("[]").unwrap_err().to_string().contains("not an object of keys"));
+    // Readable, but no model: the layers say why.
+    let odd = config::read(&with(&json!({"num_key_value_heads": 3})).to_string()).unwrap();
+    let error = Pipeline::builder(odd.build().unwrap(), inputs()).build().err().unwrap();
+    assert!(error.to_string().contains("4 heads of queries for 3 of keys"), "{error}");
+}
