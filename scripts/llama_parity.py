@@ -43,8 +43,8 @@ SIZES = dict(vocab_size=101, hidden_size=48, intermediate_size=88, num_hidden_la
              attention_dropout=0.0, initializer_range=0.2)
 LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_freq_factor": 1.0,
           "high_freq_factor": 4.0, "original_max_position_embeddings": 32}
-YARN = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 4.0,
-        "original_max_position_embeddings": 16, "beta_fast": 8.0, "beta_slow": 2.0}
+YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
+        "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 0.5}
 
 # name: model_type, keys, stages, schedule, length of a sample
 CASES = {
