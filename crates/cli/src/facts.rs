@@ -35,6 +35,12 @@ pub(crate) fn of(config: &Config) -> Facts {
         Model::Translation(own) => {
             vec![("heads", own.heads.to_string()), ("logit_clip", own.logit_clip.to_string())]
         }
+        Model::Llama(own) => vec![
+            ("heads", own.heads.to_string()),
+            ("theta", own.theta.to_string()),
+            ("window", own.window.to_string()),
+            ("eps", own.eps.to_string()),
+        ],
         Model::AmoebaNet(_) | Model::ResNet(_) => Vec::new(),
     };
     all.into_iter().map(|(key, value)| (format!("{PREFIX}{key}"), value)).collect()

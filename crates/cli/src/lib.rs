@@ -85,6 +85,8 @@ enum CliError {
     #[error("[model] {0}")]
     Model(#[from] gpipe_models::TransformerError),
     #[error("[model] {0}")]
+    Llama(#[from] gpipe_models::LlamaError),
+    #[error("[model] {0}")]
     Translation(#[from] gpipe_models::TranslationError),
     #[error("[model] {0}")]
     ImageModel(#[from] gpipe_models::ImageError),

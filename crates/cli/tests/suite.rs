@@ -12,6 +12,7 @@ mod foreign_weights;
 mod image_faults;
 mod images;
 mod interchange;
+mod llama;
 mod lost_files;
 mod planning;
 mod plot;

@@ -11,7 +11,7 @@ use gpipe::{
 };
 
 /// Maximum number of blocks.
-const BLOCKS_MAX: usize = 4096;
+pub const BLOCKS_MAX: usize = 4096;
 /// Maximum size. Products of two sizes stay far from overflow.
 const SIZE_MAX: i64 = 1 << 24;
 

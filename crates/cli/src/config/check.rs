@@ -89,7 +89,7 @@ impl Config {
     /// Checks that the kind of network fits the kind of data.
     fn check_kinds(&self) -> Result {
         let fit = match self.model {
-            Model::Transformer(_) => matches!(self.data, Data::Text(_)),
+            Model::Transformer(_) | Model::Llama(_) => matches!(self.data, Data::Text(_)),
             Model::Translation(_) => matches!(self.data, Data::Parallel(_)),
             _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
         };

@@ -27,7 +27,7 @@ use gpipe_files::ReadError;
 use keys::{check_keys, defaults, flatten, set};
 #[cfg(test)]
 pub(crate) use kind::{DATA, MODELS};
-pub(crate) use model::{Model, TransformerConfig};
+pub(crate) use model::{LlamaConfig, Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 use unreadable::refused;
 

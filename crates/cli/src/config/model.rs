@@ -11,6 +11,8 @@ use crate::values::{VariantName, as_text};
 pub(crate) enum Model {
     /// Decoder-only transformer, for text.
     Transformer(TransformerConfig),
+    /// Decoder-only transformer built like Llama, for text.
+    Llama(LlamaConfig),
     /// Encoder-decoder transformer, for parallel text.
     Translation(TranslationConfig),
     /// AmoebaNet, for images.
@@ -42,6 +44,42 @@ pub(crate) struct TransformerConfig {
     pub tied: bool,
     /// Whether the partitioner may cut a block between attention and feed-forward.
     pub split_blocks: bool,
+}
+
+/// The decoder-only transformer built like Llama, for text: RMSNorm, rotary positions, grouped
+/// queries, SwiGLU.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct LlamaConfig {
+    /// Number of tokens that a new tokenizer learns at most. The model has as many as its
+    /// tokenizer.
+    pub vocabulary: usize,
+    /// Width of the model (d_model).
+    pub features: i64,
+    /// Number of heads of queries.
+    pub heads: i64,
+    /// Number of heads of keys and values. It must divide `heads`.
+    pub groups: i64,
+    /// Size of a head. It must be even.
+    pub head_size: i64,
+    /// Width of the feed-forward layers.
+    pub hidden: i64,
+    /// Number of blocks.
+    pub blocks: usize,
+    /// Base of the rotary positions' angles.
+    pub theta: f64,
+    /// Number of positions that a position sees: its own and those before it. 0: all before it.
+    pub window: i64,
+    /// Whether each head of queries and keys is normalised, as in Qwen 3.
+    pub head_norms: bool,
+    /// Whether queries, keys and values have a bias, as in Qwen 2.5.
+    pub qkv_bias: bool,
+    /// Number that the norms add to the mean of the squares.
+    pub eps: f64,
+    /// Dropout probability of the attention weights.
+    pub attention_dropout: f64,
+    /// Whether the logits share the token table (Press & Wolf 2017).
+    pub tied: bool,
 }
 
 /// The encoder-decoder transformer, for parallel text.
@@ -114,6 +152,7 @@ impl<'de> Deserialize<'de> for Model {
         let (kind, rest) = with_kind(deserializer, "transformer")?;
         match kind.as_str() {
             "transformer" => rest.try_into().map(Self::Transformer),
+            "llama" => rest.try_into().map(Self::Llama),
             "translation" => rest.try_into().map(Self::Translation),
             "amoebanet" => rest.try_into().map(Self::AmoebaNet),
             "resnet" => rest.try_into().map(Self::ResNet),
@@ -143,6 +182,27 @@ impl Default for TransformerConfig {
             attention_dropout: 0.0,
             tied: true,
             split_blocks: true,
+        }
+    }
+}
+
+impl Default for LlamaConfig {
+    fn default() -> Self {
+        Self {
+            vocabulary: 4096,
+            features: 256,
+            heads: 8,
+            groups: 4,
+            head_size: 32,
+            hidden: 704,
+            blocks: 4,
+            theta: 10_000.0,
+            window: 0,
+            head_norms: false,
+            qkv_bias: false,
+            eps: 1e-6,
+            attention_dropout: 0.0,
+            tied: true,
         }
     }
 }

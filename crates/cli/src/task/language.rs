@@ -13,7 +13,7 @@ use tch::Tensor;
 use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary, pinned};
 use crate::{
     CliError,
-    config::{Config, JsonChoice, Model, TextConfig},
+    config::{Config, JsonChoice, LlamaConfig, Model, TextConfig, TransformerConfig},
 };
 
 /// Number of tokens that are hashed at once.
@@ -41,12 +41,15 @@ impl Language {
         let mut learned = String::new();
         let vocabulary = match (given, &config.model) {
             (Some(given), _) => given,
-            (None, Model::Transformer(model)) => {
-                let tokenizer = Tokenizer::train(&corpus.train, model.vocabulary)?;
-                learned = learned_from(&corpus.train, model.vocabulary, &tokenizer);
+            (None, Model::Transformer(TransformerConfig { vocabulary, .. }))
+            | (None, Model::Llama(LlamaConfig { vocabulary, .. })) => {
+                let tokenizer = Tokenizer::train(&corpus.train, *vocabulary)?;
+                learned = learned_from(&corpus.train, *vocabulary, &tokenizer);
                 Vocabulary::Tokens(Box::new(tokenizer))
             }
-            (None, _) => return Err(CliError::Usage("text needs a transformer".into())),
+            (None, _) => {
+                return Err(CliError::Usage("text needs a transformer or a llama".into()));
+            }
         };
         let tokenizer = vocabulary.tokenizer()?;
         let train = if data.shuffle_documents {

@@ -18,8 +18,9 @@ use std::ops::Range;
 use gpipe::{
     Accuracy, CrossEntropy, IntoTensors, LayerError, Loss, LossContext, Metric, Padding, Pipeline,
     PipelineBuilder, Sequence, TensorSpec, TopK, WithAuxiliary,
+    layers::{Rotary, RotaryScaling},
 };
-use gpipe_models::{AmoebaNet, ResNet, Transformer, Variant};
+use gpipe_models::{AmoebaNet, Llama, ResNet, Transformer, Variant, llama::BLOCKS_MAX};
 use tch::{Kind, Tensor};
 
 pub(crate) use self::vocabulary::{TOKENIZER, Vocabulary};
@@ -172,6 +173,29 @@ pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> 
             split_blocks: model.split_blocks,
         }
         .build()?,
+        Model::Llama(model) => Llama {
+            vocabulary: count(size),
+            features: model.features,
+            hidden: model.hidden,
+            windows: vec![(model.window != 0).then_some(model.window); blocks_of(model.blocks)],
+            heads: model.heads,
+            groups: model.groups,
+            head_size: model.head_size,
+            rotary: Rotary {
+                theta: model.theta,
+                positions: count(sequence(config)),
+                scaling: RotaryScaling::None,
+            },
+            eps: model.eps,
+            qkv_bias: model.qkv_bias,
+            output_bias: false,
+            mlp_bias: false,
+            head_norms: model.head_norms,
+            attention_dropout: model.attention_dropout,
+            tied: model.tied,
+            std: 0.02,
+        }
+        .build()?,
         Model::Translation(model) => gpipe_models::Translation {
             source_vocabulary: count(size),
             target_vocabulary: count(size),
@@ -213,6 +237,11 @@ pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> 
     })
 }
 
+/// The number of blocks, or one that is refused as too many.
+fn blocks_of(blocks: usize) -> usize {
+    blocks.min(BLOCKS_MAX + 1)
+}
+
 /// The number of classes, which is that of the data. A configured number must be equal.
 fn classes(configured: usize, found: usize) -> Result<usize, CliError> {
     if configured == 0 || configured == found {
@@ -227,6 +256,7 @@ fn classes(configured: usize, found: usize) -> Result<usize, CliError> {
 pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     let classes = match &config.model {
         Model::Transformer(model) => return Ok(model.vocabulary),
+        Model::Llama(model) => return Ok(model.vocabulary),
         Model::Translation(model) => return Ok(model.vocabulary),
         Model::AmoebaNet(model) => model.classes,
         Model::ResNet(model) => model.classes,

@@ -54,7 +54,7 @@ impl Vocabulary {
     /// The name of the file for a configured model.
     pub(crate) fn file_of(config: &Config) -> &'static str {
         match config.model {
-            Model::Transformer(_) | Model::Translation(_) => TOKENIZER,
+            Model::Transformer(_) | Model::Llama(_) | Model::Translation(_) => TOKENIZER,
             _ => CLASSES,
         }
     }

@@ -1,0 +1,75 @@
+//! A model built like Llama, as its user trains it. `transparency_`: the same at every K;
+//! `fault_`: settings that do not fit.
+
+use std::fs;
+
+use crate::common::Folder;
+
+const CONFIG: &str = r#"
+[model]
+kind = "llama"
+vocabulary = 300
+features = 16
+heads = 4
+groups = 2
+head_size = 6
+hidden = 24
+blocks = 3
+window = 5
+head_norms = true
+
+[data]
+sequence = 8
+
+[pipeline]
+stages = 2
+micro_batches = 3
+
+[train]
+steps = 4
+mini_batch = 7
+validation_tokens = 100
+"#;
+
+fn folder() -> Folder {
+    let folder = Folder::new();
+    fs::write(folder.path("tiny.toml"), CONFIG).unwrap();
+    folder
+}
+
+#[test]
+fn transparency_of_a_llamas_life() {
+    let folder = folder();
+    folder.train(&["--out", "two"]);
+    folder.train(&["--out", "three", "--stages", "3", "--schedule", "zb-h1", "--remat", "always"]);
+    assert!(folder.weights("two") == folder.weights("three"));
+    folder.succeeds(&["verify", "tiny.toml", "--text", "text.txt", "--steps", "2"]);
+
+    let generate = ["generate", "two", "--prompt", "stage", "--tokens", "12"];
+    let written = folder.succeeds(&generate);
+    assert_eq!(written, folder.succeeds(&[&generate[..], &["--stages", "3"]].concat()));
+    folder.succeeds(&["eval", "two"]);
+    folder.succeeds(&["train", "--resume", "two", "--steps", "6"]);
+
+    // Its parts have the names of transformers.
+    folder.succeeds(&["export", "two", "--out", "out.safetensors"]);
+    let listed = folder.succeeds(&["inspect", "out.safetensors"]);
+    for name in ["model.embed_tokens.weight", "model.layers.2.self_attn.q_norm.weight"] {
+        assert!(listed.contains(name), "{name}: {listed}");
+    }
+}
+
+#[test]
+fn fault_sizes_that_do_not_fit_are_refused() {
+    let folder = folder();
+    let refused = |set: &str, part: &str| {
+        folder.refuses(&["train", "tiny.toml", "--text", "text.txt", "--set", set], &[part]);
+    };
+    refused("model.groups=3", "4 heads of queries for 3 of keys");
+    refused("model.head_size=5", "rotary positions need an even size");
+    refused("model.window=-2", "a window of no positions: use at least 1");
+    refused("model.blocks=0", "no blocks: use at least 1");
+    refused("model.theta=0", "use a theta above 1");
+    refused("model.eps=0", "eps is 0: use a small number above 0");
+    refused("model.dropout=0.1", "dropout");
+}
