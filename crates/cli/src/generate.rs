@@ -1,24 +1,26 @@
 //! `gpipe generate`: continues a text token by token, and prints it as it is generated.
 //!
 //! ```text
-//! prompt  a b c              (the model has 5 positions)
-//! see     a b c . .          padded on the right: what comes later changes nothing before it
-//!             ^ logits -> d
-//! see     a b c d .  ->  e
-//! see     a b c d e  ->  f
-//! see     b c d e f  ->  g   the window slides
+//! prompt  a b c              (a transformer of 5 learned positions)
+//! see     a b c  ->  d       layers keep keys and values of these positions
+//! see           d  ->  e     one position at a time
+//! see             e  ->  f
+//! see     b c d e f  ->  g   the window slides: every token has another position now, so all is
+//! see     c d e f g  ->  h   computed again
 //! ```
 //!
-//! The window always has the full length, so the pipeline sees one shape, and K does not change a
-//! bit. Unlike in translation, keys and values are not cached: positions are learned, so all keys
-//! and values change when the window slides.
+//! Rotary positions have no last one, so a model built like Llama goes on with what it keeps. K
+//! does not change a bit.
 
 use std::{
     io::{ErrorKind, IsTerminal, Read, Write},
     path::Path,
 };
 
-use gpipe::Pipeline;
+use gpipe::{
+    Pipeline,
+    decode::{Decoding, GroupStep},
+};
 use tch::{Kind, Tensor};
 
 use gpipe_distributed::environment::Environment;
@@ -26,7 +28,7 @@ use gpipe_distributed::environment::Environment;
 use crate::{
     CliError,
     args::GenerateArguments,
-    config::Data,
+    config::{Data, Model},
     files::io,
     output::complain,
     processes::Processes,
@@ -72,21 +74,46 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
     if context.is_empty() {
         context.push(end); // a new document begins after the end of another
     }
+    let positions = match run.config.model {
+        Model::Llama(_) => usize::MAX,
+        _ => sequence(&run.config),
+    };
     let mut printer = Printer::default();
-    for _ in 0..arguments.tokens {
-        let logits = next_logits(&mut pipeline, &context, sequence(&run.config))?;
+    // Writes the next token. Returns whether to go on.
+    let mut write = |context: &mut Vec<u32>, logits: &[f32]| -> Result<bool, CliError> {
         let number = uniform(arguments.seed, context.len() as u64);
-        let token = sampling.sample(&logits, number)? as u32;
+        let token = sampling.sample(logits, number)? as u32;
         if token == end {
-            break;
+            return Ok(false);
         }
         context.push(token);
         let bytes = tokenizer.token_bytes(token)?;
-        if !processes.decided(|| printer.print(&bytes))? {
-            return Ok(());
-        }
+        processes.decided(|| printer.print(&bytes))
+    };
+    let last = context.len().saturating_add(arguments.tokens);
+    let mut goes_on = true;
+    let (mut decoding, mut kept) = (pipeline.decoding(), 0);
+    while goes_on && context.len() < last.min(positions.saturating_add(1)) {
+        let new = context.get(kept..).unwrap_or_default();
+        let logits = continued_logits(&mut decoding, new)?;
+        kept = context.len();
+        goes_on = write(&mut context, &logits)?;
+    }
+    while goes_on && context.len() < last {
+        let logits = next_logits(&mut pipeline, &context, positions)?;
+        goes_on = write(&mut context, &logits)?;
     }
     processes.decided(|| printer.finish())
+}
+
+/// The logits after the last of some `new` tokens, which follow what the layers keep.
+fn continued_logits(decoding: &mut Decoding<'_>, new: &[u32]) -> Result<Vec<f32>, CliError> {
+    let tokens: Vec<i64> = new.iter().map(|&token| i64::from(token)).collect();
+    let tokens = Tensor::f_from_slice(&tokens)?.f_reshape([1, -1])?;
+    let step = GroupStep { group: 0, inputs: vec![tokens], rows: None };
+    let outputs = decoding.step(vec![step])?.into_iter().flatten().next();
+    let logits = outputs.ok_or_else(|| CliError::Usage("the model has no output".into()))?;
+    Ok(Vec::try_from(&logits.f_select(1, -1)?.f_to_kind(Kind::Float)?.f_reshape([-1])?)?)
 }
 
 /// The logits after the last token of `context`. The model sees its last `positions` tokens.
