@@ -167,12 +167,18 @@ fn fault_changed_exchanges_are_refused_or_still_run() {
             continue;
         }
         let (a, b) = (random.below(groups.len()), random.below(groups.len()));
-        match random.below(4) {
+        match random.below(5) {
             0 => groups.swap(a, b),
             1 => drop(groups.remove(a)),
             2 => {
                 let again = groups[a].clone();
                 groups.insert(b, again);
+            }
+            3 => {
+                // On a device that is none of its ends, or not in its place.
+                let group = groups.remove(a);
+                let other = random.below(made.devices.len());
+                made.devices[other].push(group);
             }
             _ => {
                 let group = groups.remove(a);

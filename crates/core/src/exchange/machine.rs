@@ -223,7 +223,9 @@ impl<'a> Machine<'a> {
     fn other(&self, device: usize, own: Transfer, sends: bool) -> Option<(usize, bool)> {
         let (from, to) = self.crossings.ends(own)?;
         let other = if sends { to.index() } else { from.index() };
-        debug_assert_eq!(if sends { from } else { to }.index(), device);
+        if (if sends { from } else { to }).index() != device {
+            return None; // it is in the group of a device that is none of its ends
+        }
         let met = self.transfers_in(other, Phase::Running).is_some_and(|[its_sends, receives]| {
             if sends { receives } else { its_sends }.contains(&own)
         });
