@@ -4,7 +4,8 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    layer::{Forward, Init, ParameterSpec},
+    layer::{Forward, ParameterSpec},
+    layers::projections::{Projection, Projections},
     tape::{Tape, Var},
 };
 
@@ -22,47 +23,25 @@ pub struct GatedMlp {
     pub std: f64,
 }
 
+/// The projections, by number.
+const GATE: usize = 0;
+const UP: usize = 1;
+const DOWN: usize = 2;
+
 impl GatedMlp {
+    fn projections(&self) -> Projections<3> {
+        let (d, h, bias) = (self.features, self.hidden, self.bias);
+        let of = |name, inputs, outputs| Projection { name, inputs, outputs, bias };
+        Projections([of("gate_proj", d, h), of("up_proj", d, h), of("down_proj", h, d)])
+    }
+
     /// How many parameters it has.
     pub(super) fn count(&self) -> usize {
-        if self.bias { 6 } else { 3 }
+        self.projections().count()
     }
 
     pub(super) fn parameters(&self, prefix: &str) -> Vec<ParameterSpec> {
-        let (d, h) = (self.features, self.hidden);
-        let products = [("gate_proj", h, d), ("up_proj", h, d), ("down_proj", d, h)];
-        let product = |(name, outputs, inputs): (&str, i64, i64)| {
-            let weight = format!("{prefix}{name}.weight");
-            let weight = ParameterSpec::new(&weight, [outputs, inputs], self.init());
-            let bias = format!("{prefix}{name}.bias");
-            let bias = self.bias.then(|| ParameterSpec::new(&bias, [outputs], Init::Zeros));
-            std::iter::once(weight).chain(bias)
-        };
-        products.into_iter().flat_map(product).collect()
-    }
-
-    fn init(&self) -> Init {
-        Init::Normal { std: self.std }
-    }
-
-    /// The numbers of the weight and of the bias of product `number`.
-    fn numbers(&self, first: usize, number: usize) -> (usize, Option<usize>) {
-        match self.bias {
-            true => (first + 2 * number, Some(first + 2 * number + 1)),
-            false => (first + number, None),
-        }
-    }
-
-    fn product(
-        &self,
-        ctx: &Forward,
-        first: usize,
-        number: usize,
-        x: &Tensor,
-    ) -> Result<Tensor, LayerError> {
-        let (weight, bias) = self.numbers(first, number);
-        let bias = bias.map(|bias| ctx.parameter(bias)).transpose()?;
-        ctx.linear(x, ctx.parameter(weight)?, bias)
+        self.projections().parameters(prefix, self.std)
     }
 
     /// The forward with parameters from number `first` on.
@@ -72,25 +51,23 @@ impl GatedMlp {
         first: usize,
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
-        let gate = self.product(ctx, first, 0, x)?.f_silu()?;
-        let gated = gate.f_mul(&self.product(ctx, first, 1, x)?)?;
+        let projections = self.projections();
+        let gate = projections.apply(ctx, first, GATE, x)?.f_silu()?;
+        let gated = gate.f_mul(&projections.apply(ctx, first, UP, x)?)?;
         drop(gate);
-        self.product(ctx, first, 2, &gated)
+        projections.apply(ctx, first, DOWN, &gated)
     }
 
     /// Records what [`GatedMlp::apply`] computes.
     pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> Var {
-        let product = |tape: &mut Tape, number, x| {
-            let (weight, bias) = self.numbers(first, number);
-            tape.linear(x, weight, bias)
-        };
-        let gate = product(tape, 0, x);
+        let projections = self.projections();
+        let gate = projections.record(tape, first, GATE, x);
         let active = tape.elementwise(gate);
         tape.release(gate);
-        let up = product(tape, 1, x);
+        let up = projections.record(tape, first, UP, x);
         let gated = tape.multiply(active, up);
         [active, up].into_iter().for_each(|var| tape.release(var));
-        let down = product(tape, 2, gated);
+        let down = projections.record(tape, first, DOWN, gated);
         tape.release(gated);
         down
     }

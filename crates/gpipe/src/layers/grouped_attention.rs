@@ -4,10 +4,11 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    layer::{Forward, Init, ParameterSpec},
+    layer::{Forward, ParameterSpec},
     layers::{
         RmsNorm,
         heads::{Heads, Visible},
+        projections::{Projection, Projections},
         rotary::Rotary,
     },
     spec::TensorSpec,
@@ -45,7 +46,7 @@ pub struct GroupedAttention {
     pub std: f64,
 }
 
-/// The products, by their place in the list of parameters.
+/// The projections, by number.
 const QUERIES: usize = 0;
 const KEYS: usize = 1;
 const VALUES: usize = 2;
@@ -64,41 +65,25 @@ impl GroupedAttention {
         self.norm.map(|eps| RmsNorm { features: self.head_size, eps })
     }
 
-    fn biases(&self) -> [bool; 4] {
-        [self.qkv_bias, self.qkv_bias, self.qkv_bias, self.output_bias]
+    fn projections(&self) -> Projections<4> {
+        let (d, q, k) = (self.features, self.queries().width(), self.keys().width());
+        let of = |name, outputs| Projection { name, inputs: d, outputs, bias: self.qkv_bias };
+        let output = Projection { name: "o_proj", inputs: q, outputs: d, bias: self.output_bias };
+        Projections([of("q_proj", q), of("k_proj", k), of("v_proj", k), output])
     }
 
     /// How many parameters it has.
     pub(super) fn count(&self) -> usize {
-        let biases = self.biases().into_iter().filter(|bias| *bias).count();
-        4 + biases + if self.norm.is_some() { 2 } else { 0 }
+        self.projections().count() + if self.norm.is_some() { 2 } else { 0 }
     }
 
     pub(super) fn parameters(&self, prefix: &str) -> Vec<ParameterSpec> {
-        let (d, q, k) = (self.features, self.queries().width(), self.keys().width());
-        let products = [("q_proj", q, d), ("k_proj", k, d), ("v_proj", k, d), ("o_proj", d, q)];
-        let mut parameters = Vec::new();
-        for ((name, outputs, inputs), bias) in products.into_iter().zip(self.biases()) {
-            let (weight, init) = (format!("{prefix}{name}.weight"), Init::Normal { std: self.std });
-            parameters.push(ParameterSpec::new(&weight, [outputs, inputs], init));
-            if bias {
-                let bias = format!("{prefix}{name}.bias");
-                parameters.push(ParameterSpec::new(&bias, [outputs], Init::Zeros));
-            }
-        }
+        let mut parameters = self.projections().parameters(prefix, self.std);
         if let Some(norm) = self.head_norm() {
             let names = ["q_norm", "k_norm"].map(|name| format!("{prefix}{name}.weight"));
             parameters.extend(names.map(|name| norm.parameter(&name)));
         }
         parameters
-    }
-
-    /// The numbers of the weight and of the bias of a product.
-    fn numbers(&self, first: usize, product: usize) -> (usize, Option<usize>) {
-        let before = self.biases().into_iter().take(product).filter(|bias| *bias).count();
-        let weight = first + product + before;
-        let has_bias = self.biases().get(product).copied().unwrap_or(false);
-        (weight, has_bias.then_some(weight + 1))
     }
 
     /// The number of the norm of queries; that of keys follows it.
@@ -125,18 +110,6 @@ impl GroupedAttention {
         Ok(())
     }
 
-    fn product(
-        &self,
-        ctx: &Forward,
-        first: usize,
-        product: usize,
-        x: &Tensor,
-    ) -> Result<Tensor, LayerError> {
-        let (weight, bias) = self.numbers(first, product);
-        let bias = bias.map(|bias| ctx.parameter(bias)).transpose()?;
-        ctx.linear(x, ctx.parameter(weight)?, bias)
-    }
-
     /// The forward with parameters from number `first` on.
     pub(super) fn apply(
         &self,
@@ -147,16 +120,17 @@ impl GroupedAttention {
         let length = x.size().get(1).copied().unwrap_or(0);
         let place = (x.kind(), x.device());
         let tables = self.rotary.tables(self.head_size, ctx.past(), length, place)?;
-        let turned = |ctx: &Forward, heads: Heads, product: usize| {
-            let mut apart = heads.apart(&self.product(ctx, first, product, x)?)?;
+        let projections = self.projections();
+        let turned = |ctx: &Forward, heads: Heads, number: usize| {
+            let mut apart = heads.apart(&projections.apply(ctx, first, number, x)?)?;
             if let Some(norm) = self.head_norm() {
-                apart = norm.apply(ctx, self.norm_number(first) + product, &apart)?;
+                apart = norm.apply(ctx, self.norm_number(first) + number, &apart)?;
             }
             tables.turn(&apart)
         };
         let q = turned(ctx, self.queries(), QUERIES)?;
         let mut k = turned(ctx, self.keys(), KEYS)?;
-        let mut v = self.keys().apart(&self.product(ctx, first, VALUES, x)?)?;
+        let mut v = self.keys().apart(&projections.apply(ctx, first, VALUES, x)?)?;
         let mut visible = self.visible(length);
         if let Some(cache) = ctx.cache() {
             let past = cache.past();
@@ -175,7 +149,7 @@ impl GroupedAttention {
         }
         let (k, v) = (self.repeated(&k)?, self.repeated(&v)?);
         let attended = self.queries().attend(ctx, &q, &k, &v, visible)?;
-        self.product(ctx, first, OUTPUT, &self.queries().joined(&attended)?)
+        projections.apply(ctx, first, OUTPUT, &self.queries().joined(&attended)?)
     }
 
     fn visible(&self, length: i64) -> Visible<'static> {
@@ -201,12 +175,9 @@ impl GroupedAttention {
     /// Records what [`GroupedAttention::apply`] computes.
     pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> Option<Var> {
         let [_, length, _] = tape.spec(x).shape[..] else { return None };
-        let product = |tape: &mut Tape, number| {
-            let (weight, bias) = self.numbers(first, number);
-            tape.linear(x, weight, bias)
-        };
+        let projections = self.projections();
         let turned = |tape: &mut Tape, number: usize| {
-            let mut own = product(tape, number);
+            let mut own = projections.record(tape, first, number, x);
             if self.norm.is_some() {
                 let normed =
                     tape.rms_norm_of_heads(own, self.head_size, self.norm_number(first) + number);
@@ -221,7 +192,7 @@ impl GroupedAttention {
         tape.tables(table);
         let q = turned(tape, QUERIES);
         let k = turned(tape, KEYS);
-        let v = product(tape, VALUES);
+        let v = projections.record(tape, first, VALUES, x);
         let shared = self.heads / self.groups;
         let repeated = |tape: &mut Tape, own: Var| match shared {
             1 => own,
@@ -235,8 +206,7 @@ impl GroupedAttention {
         let hidden = self.window.is_some_and(|window| window < length);
         let attended = tape.attention_of(q, k, v, self.heads, hidden, self.dropout);
         [q, k, v].into_iter().for_each(|var| tape.release(var));
-        let (weight, bias) = self.numbers(first, OUTPUT);
-        let output = tape.linear(attended, weight, bias);
+        let output = projections.record(tape, first, OUTPUT, attended);
         tape.release(attended);
         Some(output)
     }

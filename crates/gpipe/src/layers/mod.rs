@@ -17,6 +17,7 @@ mod linear;
 mod llama_block;
 mod mlp;
 mod norm;
+mod projections;
 mod rms_norm;
 mod rotary;
 mod sentences;
