@@ -29,7 +29,7 @@ impl FromStr for Links {
         match text {
             "gloo" => Ok(Self::Gloo),
             "nccl" => Ok(Self::Nccl),
-            _ => Err(format!("'{text}' are no links: use gloo or nccl")),
+            _ => Err(format!("'{text}' is no kind of link: use gloo or nccl")),
         }
     }
 }
