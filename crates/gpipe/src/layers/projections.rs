@@ -32,7 +32,7 @@ impl<const N: usize> Projections<N> {
         self.0.iter().take(number).map(|own| 1 + usize::from(own.bias)).sum()
     }
 
-    /// `NAME.weight` [outputs, inputs] and `NAME.bias` [outputs], each with `prefix` before it.
+    /// `NAME.weight`, of outputs x inputs, and `NAME.bias`, of outputs, each after `prefix`.
     pub fn parameters(&self, prefix: &str, std: f64) -> Vec<ParameterSpec> {
         let of = |own: &Projection| {
             let Projection { name, inputs, outputs, bias } = *own;
