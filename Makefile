@@ -74,6 +74,7 @@ parity: setup ## Compare losses, gradients, parameters and exchanged weights wit
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
 		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && \
 		python3 scripts/translation_parity.py && python3 scripts/llama_parity.py && \
+		python3 scripts/folder_parity.py && \
 		python3 scripts/interchange.py
 	python3 scripts/score_parity.py
 

@@ -112,6 +112,7 @@ pub fn gpt() -> Transformer {
         attention_dropout: 0.0,
         tied: false,
         split_blocks: true,
+        gelu: Default::default(),
     }
 }
 

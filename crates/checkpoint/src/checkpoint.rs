@@ -14,6 +14,7 @@ use crate::{
     layer_files::{open, read_checked, read_kind, read_layer},
     manifest::{self, FileEntry, FileKind, Manifest},
     tensor_file::{Entry, TensorFile},
+    tensor_set::TensorSet,
 };
 
 /// Maximum number of misfits listed in one error.
@@ -191,10 +192,42 @@ impl Checkpoint {
     pub fn averages(&self) -> Result<Vec<(String, Tensor)>> {
         let mut parameters = self.manifest.layers.iter().flat_map(|layer| &layer.parameters);
         if !parameters.any(|parameter| parameter.averaged) {
-            let reason = "the run kept no moving averages of the weights".into();
-            return Err(CheckpointError::NotFound { path: self.folder.clone(), reason });
+            return Err(self.no_averages());
         }
         self.values(|averaged| if averaged { FileKind::Averages } else { FileKind::Parameters })
+    }
+
+    /// The parameters, or their moving averages, to be read one at a time. Every file with some of
+    /// them is verified first.
+    ///
+    /// # Errors
+    /// As for [`Checkpoint::parameters`] and [`Checkpoint::averages`].
+    pub fn tensors(&self, averages: bool) -> Result<TensorSet> {
+        let mut set = TensorSet::of(&self.folder, Vec::new())?;
+        let kinds = match averages {
+            false => vec![FileKind::Parameters],
+            true => vec![FileKind::Parameters, FileKind::Averages],
+        };
+        let mut found_averages = false;
+        for layer in &self.manifest.layers {
+            // Averages come after the parameters that they replace.
+            for kind in &kinds {
+                for entry in layer.files.iter().filter(|entry| entry.kind == *kind) {
+                    found_averages |= *kind == FileKind::Averages;
+                    drop(open(&self.folder, layer, entry)?);
+                    set.replace(TensorFile::open(&self.folder.join(&entry.path))?);
+                }
+            }
+        }
+        match averages && !found_averages {
+            false => Ok(set),
+            true => Err(self.no_averages()),
+        }
+    }
+
+    fn no_averages(&self) -> CheckpointError {
+        let reason = "the run kept no moving averages of the weights".into();
+        CheckpointError::NotFound { path: self.folder.clone(), reason }
     }
 
     fn values(&self, kind: impl Fn(bool) -> FileKind) -> Result<Vec<(String, Tensor)>> {

@@ -13,8 +13,9 @@ use std::{
 use tch::{Kind, Tensor};
 
 use crate::{
-    names::{Mapped, NameMap},
-    tensor_file::{FileError, TensorError, TensorFile, shown},
+    names::{Mapped, Names},
+    tensor_file::{Entry, FileError, TensorError, shown},
+    tensor_set::TensorSet,
 };
 
 /// Maximum number of names that a report lists per category.
@@ -55,8 +56,8 @@ pub struct CopyOf {
     pub name: String,
     /// The name in the file of the tensor that it must equal bit for bit.
     pub of: String,
-    /// The parameter that the copy becomes in models that have this parameter.
-    pub parameter: Option<String>,
+    /// What to do if it does not.
+    pub remedy: String,
 }
 
 /// How a file fits a model. Parameters are in the model's order, tensors in the order of their
@@ -91,11 +92,11 @@ impl Fit {
     /// - a tensor is declared a copy of one that the file does not have
     pub fn new(
         parameters: &[(String, Vec<i64>)],
-        file: &TensorFile,
-        names: &NameMap,
+        file: &TensorSet,
+        names: &dyn Names,
     ) -> Result<Self, FileError> {
-        let entries = file.entries();
-        if let Some(rule) = names.unused(entries.iter().map(|entry| entry.name.as_str())) {
+        let mut all = file.entries().map(|entry| entry.name.as_str());
+        if let Some(rule) = names.unused(&mut all) {
             let file = file.path().display();
             let reason = format!(
                 "it is the first match of no tensor in {file}: correct it, or add `optional = true`"
@@ -104,7 +105,7 @@ impl Fit {
         }
         let mut fit = Self::default();
         let mut sources = BTreeMap::new();
-        for (index, entry) in entries.iter().enumerate() {
+        for entry in file.entries() {
             let (name, transpose) = match names.map(&entry.name) {
                 Mapped::Ignored => {
                     fit.ignored.push(entry.name.clone());
@@ -125,10 +126,10 @@ impl Fit {
             };
             match sources.entry(name) {
                 btree_map::Entry::Vacant(place) => {
-                    place.insert((index, transpose));
+                    place.insert((entry, transpose));
                 }
                 btree_map::Entry::Occupied(place) => {
-                    let first = &entries[place.get().0].name;
+                    let first = &place.get().0.name;
                     return Err(FileError::format(
                         file.path(),
                         format!(
@@ -144,12 +145,12 @@ impl Fit {
         for (parameter, shape) in parameters {
             match sources.remove(parameter) {
                 None => fit.missing.push(parameter.clone()),
-                Some((index, transpose)) => {
-                    fit.pair(parameter, shape, file, index, transpose)?;
+                Some((entry, transpose)) => {
+                    fit.pair(parameter, shape, file, entry, transpose)?;
                 }
             }
         }
-        let rest = sources.into_values().map(|(index, _)| file.entries()[index].name.clone());
+        let rest = sources.into_values().map(|(entry, _)| entry.name.clone());
         fit.unexpected.extend(rest);
         fit.unexpected.sort();
         Ok(fit)
@@ -174,11 +175,10 @@ impl Fit {
         &mut self,
         parameter: &str,
         shape: &[i64],
-        file: &TensorFile,
-        index: usize,
+        file: &TensorSet,
+        entry: &Entry,
         transpose: bool,
     ) -> Result<(), FileError> {
-        let entry = &file.entries()[index];
         let refuse = |reason: &str| {
             let text =
                 format!("{} ({:?}, {}) {reason}", shown(&entry.name), entry.shape, entry.dtype);
@@ -213,23 +213,31 @@ impl Fit {
         self.missing.is_empty() && self.unexpected.is_empty() && self.mismatched.is_empty()
     }
 
+    /// Compares tensors that should be copies with their originals.
+    ///
+    /// # Errors
+    /// [`FileError`] if one differs.
+    pub fn check_copies(&self, file: &mut TensorSet) -> Result<(), FileError> {
+        self.copies.iter().try_for_each(|copy| copy.check(file))
+    }
+
     /// Reads the tensors that fit from `file`, one at a time, and converts them to `kind`, which
-    /// must be floating-point. Values beyond the range of a narrower dtype become infinite. Copies
-    /// are compared with their originals before anything is read. `file` must be the file that this
-    /// `Fit` was made from.
+    /// must be floating-point. Only those of `wanted` parameters are read. Values beyond the range
+    /// of a narrower dtype become infinite. Copies are compared with their originals before
+    /// anything is read. `file` must be the file that this `Fit` was made from.
     ///
     /// # Errors
     /// [`FileError`] if a tensor that the map calls a copy differs from its original. Each item of
     /// the iterator carries its own error.
     pub fn read<'a>(
         &'a self,
-        file: &'a mut TensorFile,
+        file: &'a mut TensorSet,
         kind: Kind,
+        wanted: impl Fn(&str) -> bool + 'a,
     ) -> Result<impl Iterator<Item = Result<(String, Tensor), FileError>> + 'a, FileError> {
-        for copy in &self.copies {
-            copy.check(file)?;
-        }
-        Ok(self.loaded.iter().map(move |pair| {
+        self.check_copies(file)?;
+        let own = self.loaded.iter().filter(move |pair| wanted(&pair.parameter));
+        Ok(own.map(move |pair| {
             let tensor = file.read(&pair.from)?;
             pair.adapt(&tensor, kind)
                 .map(|tensor| (pair.parameter.clone(), tensor))
@@ -240,38 +248,32 @@ impl Fit {
 
 /// Resolves the tensor `name`, which the map declares a copy of `of`.
 fn copy(
-    file: &TensorFile,
-    names: &NameMap,
+    file: &TensorSet,
+    names: &dyn Names,
     name: &str,
     of: &str,
     parameter: Option<String>,
 ) -> Result<CopyOf, FileError> {
-    let found = file.entries().iter().find(|entry| names.bare(&entry.name) == of);
+    let found = file.entries().find(|entry| names.bare(&entry.name) == of);
     let Some(found) = found.filter(|found| found.name != name) else {
         let (name, of) = (shown(&name), shown(&of));
         let reason =
             format!("{name} is said to be a copy of {of}, which is not there: correct the rule");
         return Err(FileError::format(file.path(), reason));
     };
-    Ok(CopyOf { name: name.to_owned(), of: found.name.clone(), parameter })
+    let remedy = names.remedy(name, parameter.as_deref());
+    Ok(CopyOf { name: name.to_owned(), of: found.name.clone(), remedy })
 }
 
 impl CopyOf {
     /// Compares the copy with its original.
-    fn check(&self, file: &mut TensorFile) -> Result<(), FileError> {
+    fn check(&self, file: &mut TensorSet) -> Result<(), FileError> {
         if file.are_equal(&self.name, &self.of)? {
             return Ok(());
         }
         let (name, of) = (shown(&self.name), shown(&self.of));
-        let remedy = match &self.parameter {
-            Some(parameter) => format!(
-                "the weights are not tied: use model.tied = false, where {name} is {}",
-                shown(parameter)
-            ),
-            None => "correct the rule".to_owned(),
-        };
         let reason =
-            format!("{name} differs from {of}, of which a rule says it is a copy: {remedy}");
+            format!("{name} differs from {of}, of which it should be a copy: {}", self.remedy);
         Err(FileError::format(file.path(), reason))
     }
 }

@@ -24,7 +24,9 @@
 //!
 //! - [`Checkpoints`]: saves; [`folder`]: names, search, pruning; [`Checkpoint`]: verifies, restores
 //! - [`manifest`]: `manifest.json`; [`files`]: every change to the file system
-//! - [`tensor_file`]: one safetensors file, read and written tensor by tensor
+//! - [`tensor_file`]: one safetensors file, read and written tensor by tensor; [`TensorSet`]:
+//!   several that belong together
+//! - [`model_folder`]: weights as Hugging Face's transformers writes them, in shards
 //! - [`weights`]: a run's weights in one safetensors file
 //! - [`names`]: maps a foreign state dict's names to `layer.parameter`
 //! - `multi_process`: coordinates ranks, each of which saves the state of its stages
@@ -38,12 +40,14 @@ pub mod folder;
 mod identity;
 mod layer_files;
 pub mod manifest;
+pub mod model_folder;
 mod multi_process;
 pub mod names;
 mod remedy;
 mod save;
 mod settings;
 pub mod tensor_file;
+mod tensor_set;
 pub mod weights;
 
 pub use checkpoint::Checkpoint;
@@ -51,3 +55,4 @@ pub use error::CheckpointError;
 pub use identity::FolderIdentity;
 pub use save::{Checkpoints, RunInfo, Saved};
 pub use settings::Settings;
+pub use tensor_set::TensorSet;

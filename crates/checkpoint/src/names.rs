@@ -4,7 +4,7 @@
 //! applies to that tensor:
 //!
 //! ```
-//! use gpipe_checkpoint::names::{Mapped, NameMap};
+//! use gpipe_checkpoint::names::{Mapped, NameMap, Names};
 //!
 //! let map = NameMap::parse(r#"
 //!     prefix = "transformer."     # taken off names that begin with it
@@ -34,7 +34,7 @@
 //! `*` matches any text, including dots and the empty text. Each `*` matches as little as possible,
 //! the first one taking precedence. The n-th `*` of `to` is replaced by the text that the n-th `*`
 //! of `from` matched. A name that no rule matches is not guessed; a last rule from `*` to `*` keeps
-//! all other names. A rule that is the first match of no tensor is an error ([`NameMap::unused`]),
+//! all other names. A rule that is the first match of no tensor is an error ([`Names::unused`]),
 //! unless it has `optional = true`.
 
 use serde::Deserialize;
@@ -75,6 +75,35 @@ pub enum Mapped {
     },
     /// No rule matches it.
     Unmatched,
+}
+
+/// How the names in a file become those of parameters.
+pub trait Names {
+    /// Decides what happens to the tensor `name`.
+    fn map(&self, name: &str) -> Mapped;
+
+    /// `name` as [`Mapped::Copy`] names originals.
+    fn bare<'n>(&self, name: &'n str) -> &'n str {
+        name
+    }
+
+    /// Describes a rule that should match one of `names`, and does not.
+    fn unused(&self, _names: &mut dyn Iterator<Item = &str>) -> Option<String> {
+        None
+    }
+
+    /// What to do if `name` is not the copy that it is said to be. `parameter` is what it would
+    /// become in a model that has this parameter.
+    fn remedy(&self, name: &str, parameter: Option<&str>) -> String {
+        match parameter {
+            Some(parameter) => format!(
+                "the weights are not tied: use model.tied = false, where {} is {}",
+                shown(&name),
+                shown(&parameter)
+            ),
+            None => "correct the rule".to_owned(),
+        }
+    }
 }
 
 /// Rules that map a file's names to a model's.
@@ -179,9 +208,15 @@ impl NameMap {
         &self.reinit
     }
 
-    /// Decides what happens to the tensor `name`.
-    #[must_use]
-    pub fn map(&self, name: &str) -> Mapped {
+    fn first_match<'n>(&self, name: &'n str) -> Option<(usize, &Rule, Vec<&'n str>)> {
+        let found = |(index, rule): (usize, &'_ Rule)| Some((index, captures(&rule.from, name)?));
+        let (index, found) = self.rules.iter().enumerate().find_map(found)?;
+        Some((index, &self.rules[index], found))
+    }
+}
+
+impl Names for NameMap {
+    fn map(&self, name: &str) -> Mapped {
         let name = self.bare(name);
         let Some((_, rule, found)) = self.first_match(name) else { return Mapped::Unmatched };
         let to = rule.to.as_ref().map(|to| fill(to, &found));
@@ -193,15 +228,13 @@ impl NameMap {
     }
 
     /// `name` without the prefix, as rules match it.
-    #[must_use]
-    pub fn bare<'n>(&self, name: &'n str) -> &'n str {
+    fn bare<'n>(&self, name: &'n str) -> &'n str {
         name.strip_prefix(&self.prefix).unwrap_or(name)
     }
 
     /// Describes the first non-optional rule that is the first match of none of `names`. The
     /// pattern is misspelt, or the map is for another file. `None` if all rules are used.
-    #[must_use]
-    pub fn unused<'n>(&self, names: impl Iterator<Item = &'n str>) -> Option<String> {
+    fn unused(&self, names: &mut dyn Iterator<Item = &str>) -> Option<String> {
         let mut used: Vec<bool> = self.rules.iter().map(|rule| rule.optional).collect();
         for name in names {
             if let Some((index, ..)) = self.first_match(self.bare(name)) {
@@ -210,12 +243,6 @@ impl NameMap {
         }
         let index = used.iter().position(|used| !used)?;
         Some(format!("{}: {}", self.origin, self.rules[index].shown))
-    }
-
-    fn first_match<'n>(&self, name: &'n str) -> Option<(usize, &Rule, Vec<&'n str>)> {
-        let found = |(index, rule): (usize, &'_ Rule)| Some((index, captures(&rule.from, name)?));
-        let (index, found) = self.rules.iter().enumerate().find_map(found)?;
-        Some((index, &self.rules[index], found))
     }
 }
 

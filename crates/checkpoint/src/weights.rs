@@ -17,7 +17,7 @@ pub use crate::tensor_file::FileError as WeightsError;
 use crate::{
     error::CheckpointError,
     multi_process::{Lane, Together},
-    tensor_file::{self, TensorFile},
+    tensor_file::{self, Planned, TensorFile},
 };
 
 /// Metadata in every weights file that gpipe writes.
@@ -55,6 +55,19 @@ pub fn save_with(
     facts: &Facts,
 ) -> Result<(), WeightsError> {
     tensor_file::write(path, tensors, &metadata_with(facts))
+}
+
+/// As [`save_with`], for tensors that `read` gives when it is their turn.
+///
+/// # Errors
+/// As [`save`], or an error of `read`.
+pub fn save_planned(
+    path: &Path,
+    tensors: &[Planned],
+    facts: &Facts,
+    read: impl FnMut(&str) -> Result<Tensor, WeightsError>,
+) -> Result<(), WeightsError> {
+    tensor_file::write_planned(path, tensors, &metadata_with(facts), read)
 }
 
 /// As [`save_with`], for a pipeline in several processes. Every rank calls this with the tensors of

@@ -5,6 +5,7 @@
 use std::path::PathBuf;
 
 use gpipe_checkpoint::{
+    TensorSet,
     fit::{Fit, Mismatch, Pair, convert},
     names::NameMap,
     tensor_file::{FileError, TensorFile, write},
@@ -28,8 +29,8 @@ fn save(tensors: &[(&str, Tensor)]) -> Saved {
 }
 
 impl Saved {
-    fn open(&self) -> TensorFile {
-        TensorFile::open(&self.path).unwrap()
+    fn open(&self) -> TensorSet {
+        TensorFile::open(&self.path).unwrap().into()
     }
 }
 
@@ -45,8 +46,8 @@ fn rules(text: &str) -> NameMap {
     NameMap::parse(text, "map.toml").unwrap()
 }
 
-fn read(fit: &Fit, file: &mut TensorFile, kind: Kind) -> Result<Named, FileError> {
-    fit.read(file, kind)?.collect()
+fn read(fit: &Fit, file: &mut TensorSet, kind: Kind) -> Result<Named, FileError> {
+    fit.read(file, kind, |_| true)?.collect()
 }
 
 const GPT2: &str = r#"
@@ -385,4 +386,21 @@ fn regression_a_rule_that_matches_no_tensor_is_named() {
         }
         assert!(fit(&format!("{good}{rest}{rule}optional = true\n")).unwrap().is_exact());
     }
+}
+
+/// Only what is wanted is read: another process's tensor may be damaged, and nothing notices.
+#[test]
+fn oracle_only_wanted_tensors_are_read() {
+    let saved = save(&[("a", ones(&[4], Kind::Float)), ("b", ones(&[4], Kind::Float))]);
+    let mut bytes = std::fs::read(&saved.path).unwrap();
+    *bytes.last_mut().unwrap() ^= 1; // of b
+    std::fs::write(&saved.path, bytes).unwrap();
+    let mut file = saved.open();
+    let fit = Fit::new(&model(&[("a", &[4]), ("b", &[4])]), &file, &NameMap::identity()).unwrap();
+    let own: Result<Named, FileError> =
+        fit.read(&mut file, Kind::Float, |name| name == "a").unwrap().collect();
+    assert_eq!(own.unwrap()[0].0, "a");
+    let all: Result<Named, FileError> =
+        fit.read(&mut file, Kind::Float, |_| true).unwrap().collect();
+    assert!(all.unwrap_err().to_string().contains('b'));
 }

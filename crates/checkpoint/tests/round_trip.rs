@@ -53,7 +53,17 @@ fn language_model() -> Sequence {
             },
         )
         .push("0.attention", attention)
-        .push("0.mlp", Mlp { features: FEATURES, hidden: 16, dropout, std, output_std })
+        .push(
+            "0.mlp",
+            Mlp {
+                features: FEATURES,
+                hidden: 16,
+                dropout,
+                std,
+                output_std,
+                gelu: Default::default(),
+            },
+        )
         .push("1.attention", attention)
         .push("drop", Dropout { p: dropout })
         .push(

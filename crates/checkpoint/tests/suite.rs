@@ -9,6 +9,7 @@ mod common;
 mod damage;
 mod fit;
 mod keeping;
+mod model_folder;
 mod round_trip;
 mod tensor_file;
 mod untrusted;

@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::{
     CliError,
     args::ConfigArguments,
-    config::{Config, Model, TransformerConfig},
+    config::{Config, GeluChoice, Model, TransformerConfig},
     files::read_bounded,
 };
 
@@ -31,7 +31,9 @@ const APPROXIMATE: [&str; 4] = ["gelu_new", "gelu_fast", "gelu_pytorch_tanh", "g
 /// The facts of a configured model, by configuration key.
 pub(crate) fn of(config: &Config) -> Facts {
     let all = match &config.model {
-        Model::Transformer(own) => vec![("heads", own.heads.to_string())],
+        Model::Transformer(own) => {
+            vec![("heads", own.heads.to_string()), ("gelu", own.gelu.to_string())]
+        }
         Model::Translation(own) => {
             vec![("heads", own.heads.to_string()), ("logit_clip", own.logit_clip.to_string())]
         }
@@ -41,7 +43,8 @@ pub(crate) fn of(config: &Config) -> Facts {
             ("window", own.window.to_string()),
             ("eps", own.eps.to_string()),
         ],
-        Model::AmoebaNet(_) | Model::ResNet(_) => Vec::new(),
+        // The whole description goes with its weights.
+        Model::HuggingFace(_) | Model::AmoebaNet(_) | Model::ResNet(_) => Vec::new(),
     };
     all.into_iter().map(|(key, value)| (format!("{PREFIX}{key}"), value)).collect()
 }
@@ -86,8 +89,10 @@ pub(crate) fn check_source(from: &Path, config: &Config) -> Result<Option<String
         let heads = model.heads;
         return Ok(Some(format!(
             "there is no {SOURCE} beside {}: not checked, because no shape shows it: model.heads \
-            = {heads}, the epsilon of the norms ({EPSILON:e}), the activation (exact GELU)",
-            from.display()
+            = {heads}, the epsilon of the norms ({EPSILON:e}), the activation (GELU, model.gelu = \
+            {})",
+            from.display(),
+            model.gelu
         )));
     }
     let text = read_bounded(&path, BYTES_MAX)?;
@@ -95,7 +100,7 @@ pub(crate) fn check_source(from: &Path, config: &Config) -> Result<Option<String
     source
         .compare(model)
         .map_err(|reason| refusal(&path, &reason))
-        .map(|unsaid| source.note(&path, unsaid))
+        .map(|unsaid| source.note(&path, unsaid, model.gelu))
 }
 
 fn refusal(path: &Path, reason: &str) -> CliError {
@@ -168,16 +173,16 @@ impl Source {
     }
 
     /// The message about facts that the file leaves open.
-    fn note(&self, path: &Path, unsaid: Vec<&'static str>) -> Option<String> {
+    fn note(&self, path: &Path, unsaid: Vec<&'static str>, gelu: GeluChoice) -> Option<String> {
         let mut notes = Vec::new();
         if !unsaid.is_empty() {
             notes.push(format!("does not say, and no shape shows, the {}", unsaid.join(", the ")));
         }
         if let Some((key, value)) = self.get(&["activation_function", "hidden_act"])
-            && is_one_of(value, &APPROXIMATE)
+            && is_one_of(value, &APPROXIMATE) != (gelu == GeluChoice::Tanh)
         {
             notes.push(format!(
-                "says {key} = {value}, which differs from the exact GELU here by up to 5e-4 of an \
+                "says {key} = {value}, which differs from model.gelu = {gelu} by up to 5e-4 of an \
                 activation"
             ));
         }

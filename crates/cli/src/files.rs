@@ -56,7 +56,7 @@ pub(crate) fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
 }
 
 /// The folder of a file, which is created if needed.
-fn folder_of(path: &Path) -> Result<&Path, CliError> {
+pub(crate) fn folder_of(path: &Path) -> Result<&Path, CliError> {
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     let folder = folder.unwrap_or(Path::new("."));
     std::fs::create_dir_all(folder).map_err(io(folder))?;

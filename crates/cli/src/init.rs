@@ -4,9 +4,7 @@ use std::path::{Path, PathBuf};
 
 use gpipe::Pipeline;
 use gpipe_checkpoint::{
-    fit::Fit,
-    names::NameMap,
-    tensor_file::{self, TensorFile},
+    TensorSet, fit::Fit, names::NameMap, tensor_file::TensorFile, weights::Facts,
 };
 
 use crate::{
@@ -15,36 +13,49 @@ use crate::{
     config::Config,
     facts,
     files::read_bounded,
+    model_folder::{self, ModelFolder},
     output::say,
-    run_folder::{WEIGHTS, checkpoint_in, checkpoint_weights},
+    run_folder::{WEIGHTS, checkpoint_in},
+    setup,
     task::Vocabulary,
 };
 
 /// Maximum size of a file of names.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
 
-/// The weights that `--init` names.
+/// The weights that `--init` or `--from` names.
 pub(crate) struct Init {
-    pub file: TensorFile,
+    pub file: TensorSet,
+    /// Properties of their model that no shape shows.
+    said: Facts,
     /// Path of the weights.
     pub from: PathBuf,
     /// The tokens or classes of the weights, if known.
     pub vocabulary: Option<Vocabulary>,
 }
 
-/// Loads weights into a new pipeline as `--init`, `--names`, `--partial` and `--reinit` ask, and
-/// reports what it did. Parameters that match `reinit` keep their initial values.
+/// Loads weights into a new pipeline as `--from`, `--init`, `--names`, `--partial` and `--reinit`
+/// ask, and reports what it did. Parameters that match `reinit` keep their initial values. Of
+/// several processes, each reads the tensors of its stages.
 pub(crate) fn load(
     pipeline: &mut Pipeline,
-    mut file: TensorFile,
+    init: Init,
     config: &Config,
     arguments: &TrainArguments,
     reinit: &[&str],
 ) -> Result<(), CliError> {
-    check_facts(&file, config)?;
+    let Init { mut file, said, .. } = init;
+    if arguments.pipeline.config.from.is_some() {
+        let fit = model_folder::fit(&mut file, &config.network()?)?;
+        setup::read_weights(pipeline, &fit, &mut file)?;
+        say!("weights of {}:\n{fit}", file.path().display());
+        return Ok(());
+    }
+    check_facts(file.path(), &said, config)?;
     let named = arguments.reinit.iter().map(String::as_str);
     let reinit: Vec<&str> = named.chain(reinit.iter().copied()).collect();
-    let fit = fit(pipeline, &file, arguments.names.as_deref(), arguments.partial, &reinit)?;
+    let fit =
+        fit(&parameters(pipeline), &file, arguments.names.as_deref(), arguments.partial, &reinit)?;
     let unused = arguments
         .reinit
         .iter()
@@ -54,11 +65,7 @@ pub(crate) fn load(
             "--reinit {pattern}: no parameter has such a name; gpipe inspect lists those of a run"
         )));
     }
-    let own = pipeline.parameters()?;
-    let kind = own.first().map_or(tch::Kind::Float, |(_, value)| value.kind());
-    for loaded in fit.read(&mut file, kind)? {
-        pipeline.set_parameters(&[loaded?])?;
-    }
+    setup::read_weights(pipeline, &fit, &mut file)?;
     say!("weights of {}:\n{fit}", file.path().display());
     Ok(())
 }
@@ -66,10 +73,19 @@ pub(crate) fn load(
 /// Opens a safetensors file and the vocabulary beside it. For a run, these are its weights or those
 /// of its newest checkpoint.
 pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
+    if model_folder::is_one(from) {
+        return Err(CliError::Usage(format!(
+            "--init {}: it is a model's folder: --from takes its model, tokenizer and weights. For \
+            a model that the configuration describes, name a file in it",
+            from.display()
+        )));
+    }
     let weights = if from.is_dir() { from.join(WEIGHTS) } else { from.to_owned() };
     if !from.is_dir() || weights.is_file() {
         let vocabulary = Vocabulary::beside(&weights)?;
-        return Ok(Init { file: TensorFile::open(&weights)?, from: weights, vocabulary });
+        let file = TensorFile::open(&weights)?;
+        let said = facts::in_metadata(file.metadata());
+        return Ok(Init { file: file.into(), said, from: weights, vocabulary });
     }
     let Some(checkpoint) = checkpoint_in(from)? else {
         return Err(CliError::Usage(format!(
@@ -77,31 +93,36 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
             from.display()
         )));
     };
-    let all = checkpoint_weights(&checkpoint, false)?;
-    let bytes = tensor_file::encode(&all, &facts::of_checkpoint(&checkpoint));
-    let bytes = bytes.map_err(|error| CliError::Usage(error.to_string()))?;
-    let file = TensorFile::from_bytes(bytes, checkpoint.folder())?;
-    let vocabulary = Some(Vocabulary::of_checkpoint(&checkpoint)?);
-    Ok(Init { file, from: checkpoint.folder().to_owned(), vocabulary })
+    let vocabulary = Some(Vocabulary::of_checkpoint(&checkpoint, None)?);
+    let (file, said) = (checkpoint.tensors(false)?, facts::of_checkpoint(&checkpoint));
+    Ok(Init { file, said, from: checkpoint.folder().to_owned(), vocabulary })
+}
+
+/// Opens the weights of a model's folder, and its tokens.
+pub(crate) fn open_folder(path: &Path) -> Result<Init, CliError> {
+    let folder = ModelFolder::open(path)?;
+    let vocabulary = Some(Vocabulary::of_folder(&folder)?);
+    let mut file = folder.weights()?;
+    folder.fit(&mut file)?;
+    Ok(Init { file, said: Facts::new(), from: folder.path, vocabulary })
 }
 
 /// Refuses weights that belong to another model although all shapes fit, and reports what could not
 /// be compared.
-pub(crate) fn check_facts(file: &TensorFile, config: &Config) -> Result<(), CliError> {
-    let said = facts::in_metadata(file.metadata());
-    facts::check(file.path(), &said, config)?;
+pub(crate) fn check_facts(from: &Path, said: &Facts, config: &Config) -> Result<(), CliError> {
+    facts::check(from, said, config)?;
     let is_open = facts::of(config).keys().any(|key| !said.contains_key(key));
-    if is_open && let Some(note) = facts::check_source(file.path(), config)? {
+    if is_open && let Some(note) = facts::check_source(from, config)? {
         say!("{note}");
     }
     Ok(())
 }
 
-/// Matches the file's tensors with the pipeline's parameters. Fails if some parameter would keep
+/// Matches the file's tensors with a model's `parameters`. Fails if some parameter would keep
 /// its initial value without being asked to.
 pub(crate) fn fit(
-    pipeline: &Pipeline,
-    file: &TensorFile,
+    parameters: &[(String, Vec<i64>)],
+    file: &TensorSet,
     names: Option<&Path>,
     partial: bool,
     reinit: &[&str],
@@ -113,20 +134,9 @@ pub(crate) fn fit(
             NameMap::parse(&text, &path.display().to_string())?
         }
     };
-    let shapes: Vec<(String, Vec<i64>)> = pipeline
-        .outline()
-        .into_iter()
-        .flat_map(|layer| {
-            let name = layer.layer;
-            let full = move |own: gpipe::state::ParameterOutline| {
-                (format!("{name}.{}", own.name), own.shape)
-            };
-            layer.parameters.into_iter().map(full)
-        })
-        .collect();
     let left: Vec<&str> =
         names.reinit().iter().map(String::as_str).chain(reinit.iter().copied()).collect();
-    let fit = Fit::new(&shapes, file, &names)?.without(&left);
+    let fit = Fit::new(parameters, file, &names)?.without(&left);
     let is_used =
         |pattern: &String| fit.reinit.iter().any(|name| gpipe::name_matches(pattern, name));
     if let Some(pattern) = names.reinit().iter().find(|pattern| !is_used(pattern)) {
@@ -145,4 +155,15 @@ pub(crate) fn fit(
     };
     let file = file.path().display();
     Err(CliError::Usage(format!("{file} does not fit the model:\n{fit}\n{remedy}")))
+}
+
+/// Names and shapes of a pipeline's parameters, in the model's order.
+fn parameters(pipeline: &Pipeline) -> Vec<(String, Vec<i64>)> {
+    let of = |layer: gpipe::state::LayerOutline| {
+        let name = layer.layer;
+        let full =
+            move |own: gpipe::state::ParameterOutline| (format!("{name}.{}", own.name), own.shape);
+        layer.parameters.into_iter().map(full)
+    };
+    pipeline.outline().into_iter().flat_map(of).collect()
 }

@@ -16,8 +16,10 @@ use serde_json::json;
 use crate::{
     CliError,
     args::InspectArguments,
+    model_folder::{self, ModelFolder},
     output::say,
     run_folder::{AVERAGES, CHECKPOINTS, EARLIER, WEIGHTS},
+    task::Vocabulary,
 };
 
 /// The message for a file from elsewhere.
@@ -33,6 +35,9 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
     let (path, json) = (&arguments.path, arguments.json);
     if path.is_file() {
         return tensors(TensorFile::open(path)?, json);
+    }
+    if model_folder::is_one(path) {
+        return model_folder(&ModelFolder::open(path)?, json);
     }
     if path.join(manifest::NAME).exists() {
         return checkpoint(&Checkpoint::open(path)?, json);
@@ -55,6 +60,49 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
         (true, [one]) => tensors(TensorFile::open(one)?, json),
         _ => folder_of(&all, &files, json),
     }
+}
+
+/// Prints what is in a model's folder, and whether its parts fit each other.
+fn model_folder(folder: &ModelFolder, json: bool) -> Result<(), CliError> {
+    let network = &folder.described.network;
+    let model = network.build().map_err(|error| CliError::Usage(error.to_string()))?;
+    let (tokens, mut weights) = (Vocabulary::of_folder(folder)?.size(), folder.weights()?);
+    let fit = folder.fit(&mut weights)?;
+    let mut dtypes: Vec<String> = weights.entries().map(|entry| entry.dtype.clone()).collect();
+    dtypes.sort_unstable();
+    dtypes.dedup();
+    let (files, bytes) = (weights.files().len(), weights.bytes());
+    let digests = weights.files().iter().all(TensorFile::has_digests);
+    weights.verify()?;
+    let described = &folder.described;
+    if json {
+        let tensors = weights
+            .entries()
+            .map(|entry| json!({ "name": entry.name, "dtype": entry.dtype, "shape": entry.shape }));
+        say!(
+            "{}",
+            json!({
+                "model_type": described.model_type, "layers": model.len(),
+                "parameters": model.parameter_count(), "vocabulary": network.vocabulary(),
+                "tokens": tokens, "positions": network.positions(), "tied": network.tied(),
+                "ends": described.ends, "dtypes": dtypes, "files": files, "bytes": bytes,
+                "digests": digests, "tensors": tensors.collect::<Vec<_>>()
+            })
+        );
+        return Ok(());
+    }
+    say!("model          {}, {} layers", described.model_type, model.len());
+    say!("parameters     {}", model.parameter_count());
+    say!("vocabulary     {}, the tokenizer has {tokens}", network.vocabulary());
+    say!("positions      {}", network.positions());
+    let plural = if files == 1 { "file" } else { "files" };
+    say!("weights        {} in {files} {plural}, {}", Bytes(bytes), dtypes.join(", "));
+    say!("{fit}");
+    match digests {
+        true => say!("complete: all tensors are as they were written (SHA-256)"),
+        false => say!("{NO_DIGESTS}"),
+    }
+    Ok(())
 }
 
 /// Verifies all checkpoints and weights files of a run, and prints one line for each.

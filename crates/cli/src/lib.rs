@@ -11,11 +11,10 @@
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
 //! - [`schedule`]: prints schedules, built-in or from a file
 //! - [`processes`]: a command in several processes; [`processes::launch`] starts them
-//! - [`inspect`], [`interchange`] (export and import), [`init`] (start from weights): files on disk
+//! - [`inspect`], [`export`], [`import`], [`init`] (start from weights): files on disk
 //! - [`facts`]: properties of a model that shapes do not show
 //! - [`run_folder`]: a trained model, as `train` wrote it
-//! - [`sampling`]: chooses the next token; [`utf8_stream`]: text from tokens that end inside
-//!   characters
+//! - [`model_folder`]: a folder of Hugging Face's transformers
 //! - [`progress`], [`metrics`], [`summary`]: what a run shows and records
 //! - [`output`]: lines for the user; [`files`]: small files, written whole or not at all
 //! - [`faults`]: faults that tests inject through the environment
@@ -24,6 +23,7 @@ mod args;
 mod config;
 mod demand;
 mod eval;
+mod export;
 mod facts;
 #[cfg_attr(not(feature = "fault-injection"), path = "no_faults.rs")]
 mod faults;
@@ -32,11 +32,12 @@ mod files;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod generate;
+mod import;
 mod init;
 mod inspect;
-mod interchange;
 mod machine;
 mod metrics;
+mod model_folder;
 mod output;
 mod plan;
 mod plan_file;
@@ -48,7 +49,6 @@ mod progress;
 #[cfg(test)]
 mod reference;
 mod run_folder;
-mod sampling;
 mod schedule;
 mod setup;
 mod summary;
@@ -56,7 +56,6 @@ mod task;
 mod trace;
 mod train;
 mod translate;
-mod utf8_stream;
 mod values;
 mod verify;
 
@@ -105,7 +104,7 @@ enum CliError {
     #[error(transparent)]
     Score(#[from] gpipe_score::Error),
     #[error(transparent)]
-    Sampling(#[from] sampling::SamplingError),
+    Sampling(#[from] generate::sampling::SamplingError),
     #[error("{}{}", .0, deadline_key(matches!(.0, gpipe_distributed::JoinError::Missing(_))))]
     Join(#[from] gpipe_distributed::JoinError),
     /// An error of another process, or of the connection to it.
@@ -221,7 +220,7 @@ fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliErro
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments),
         Command::Inspect(arguments) => inspect::run(&arguments),
-        Command::Export(arguments) => interchange::export(&arguments),
-        Command::Import(arguments) => interchange::import(&arguments),
+        Command::Export(arguments) => export::export(&arguments),
+        Command::Import(arguments) => import::import(&arguments),
     }
 }

@@ -76,12 +76,12 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
             config.samples_of_a_pipeline()
         );
     }
-    let name = arguments.config.config.as_deref().and_then(Path::file_stem).unwrap_or_default();
-    let default = PathBuf::from("out").join(format!("{}.plan.json", name.to_string_lossy()));
+    let name = arguments.config.name();
+    let default = PathBuf::from("out").join(format!("{name}.plan.json"));
     let path = arguments.out.clone().unwrap_or(default);
     file(&source, &devices, &config, &found).write(&path)?;
     say!("{}: gpipe train --plan runs it", path.display());
-    let drawn = Drawn::new(&found, &name.to_string_lossy());
+    let drawn = Drawn::new(&found, &name);
     let scene = drawn.scene(&found, &source.text);
     if let Some(path) = &arguments.svg {
         write_aside(path, &picture::svg(&scene))?;

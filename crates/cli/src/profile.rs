@@ -223,8 +223,7 @@ pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliE
 
 /// The default path of the profile of a configuration file.
 pub(crate) fn default_path(arguments: &ConfigArguments) -> PathBuf {
-    let name = arguments.config.as_deref().and_then(Path::file_stem).unwrap_or_default();
-    PathBuf::from("out").join(format!("{}.profile.json", name.to_string_lossy()))
+    PathBuf::from("out").join(format!("{}.profile.json", arguments.name()))
 }
 
 /// Writes a profile, whole or not at all.

@@ -7,15 +7,17 @@
 use std::path::{Path, PathBuf};
 
 use gpipe::{Pipeline, Schedule};
-use gpipe_checkpoint::{Checkpoint, folder, manifest, tensor_file::TensorFile};
+use gpipe_checkpoint::{
+    Checkpoint, TensorSet, fit::Fit, folder, manifest, names::NameMap, tensor_file::TensorFile,
+};
 use serde::{Deserialize, Serialize};
-use tch::Tensor;
 
 use crate::{
     CliError,
     args::{ConfigArguments, RunArguments},
     config::Config,
     facts,
+    model_folder::{self, CONFIG, ModelFolder},
     output::complain,
     processes::{Processes, timeout_s},
     setup,
@@ -72,6 +74,8 @@ enum Source {
     Files { config: PathBuf, weights: PathBuf },
     /// A checkpoint.
     Checkpoint(Box<Checkpoint>),
+    /// A model's folder as Hugging Face distributes it.
+    Folder(PathBuf),
 }
 
 /// The configuration file of a run, where `folder` is the run's folder or one of its checkpoints.
@@ -143,48 +147,67 @@ impl RunFolder {
         Ok(Self { config, vocabulary, source, averages: arguments.averages })
     }
 
+    /// Like [`RunFolder::open`], in one process and with the configuration as it was saved.
+    pub(crate) fn read(arguments: &RunArguments) -> Result<Self, CliError> {
+        let source = Source::find(arguments)?;
+        let (config, vocabulary) = source.read(&ConfigArguments::default())?;
+        Ok(Self { config, vocabulary, source, averages: arguments.averages })
+    }
+
     /// The pipeline with the trained weights. In one of several processes, these are the weights of
     /// its stages.
     pub(crate) fn pipeline(&self, processes: &Processes) -> Result<Pipeline, CliError> {
         processes.agree_on(&self.config)?;
-        let (weights, from, config) = match &self.source {
+        let model = task::model(&self.config, self.vocabulary.size())?;
+        let (mut weights, config) = self.weights()?;
+        let parameters = model.parameters();
+        let fit = match self.source {
+            Source::Folder(_) => model_folder::fit(&mut weights, &self.config.network()?)?,
+            _ => {
+                let from = weights.path().to_owned();
+                let fit = Fit::new(&parameters, &weights, &NameMap::identity())?;
+                if let Some(reason) = misfit(&fit) {
+                    return Err(RunFolderError::Mismatch { weights: from, config, reason }.into());
+                }
+                fit
+            }
+        };
+        let mut pipeline = setup::pipeline_among(&self.config, model, processes)?.build()?;
+        setup::read_weights(&mut pipeline, &fit, &mut weights)?;
+        Ok(pipeline)
+    }
+
+    /// The weights, to be read one tensor at a time, and the path of the configuration.
+    pub(crate) fn weights(&self) -> Result<(TensorSet, PathBuf), CliError> {
+        match &self.source {
             Source::Files { config, weights } => {
-                let said = facts::in_metadata(TensorFile::open(weights)?.metadata());
-                facts::check(weights, &said, &self.config)?;
-                (gpipe_checkpoint::weights::load(weights)?, weights.clone(), config.clone())
+                let file = TensorFile::open(weights)?;
+                facts::check(weights, &facts::in_metadata(file.metadata()), &self.config)?;
+                Ok((file.into(), config.clone()))
             }
             Source::Checkpoint(checkpoint) => {
                 let folder = checkpoint.folder().to_owned();
                 facts::check(&folder, &facts::of_checkpoint(checkpoint), &self.config)?;
-                (checkpoint_weights(checkpoint, self.averages)?, folder.clone(), folder)
+                Ok((checkpoint.tensors(self.averages)?, folder))
             }
-        };
-        let model = task::model(&self.config, self.vocabulary.size())?;
-        let mut pipeline = setup::pipeline_among(&self.config, model, processes)?.build()?;
-        let mismatch = |reason| RunFolderError::Mismatch {
-            weights: from.clone(),
-            config: config.clone(),
-            reason,
-        };
-        let own = pipeline.parameters()?;
-        let is_given = |name: &str| weights.iter().any(|(given, _)| given == name);
-        if let Some((name, _)) = own.iter().find(|(name, _)| !is_given(name)) {
-            return Err(mismatch(format!("it has no parameter '{name}'")).into());
+            Source::Folder(folder) => {
+                Ok((gpipe_checkpoint::model_folder::open(folder)?, folder.join(CONFIG)))
+            }
         }
-        pipeline.set_parameters(&weights).map_err(|error| match error {
-            gpipe::Error::Setting(reason) => mismatch(reason).into(),
-            other => CliError::Pipeline(other),
-        })?;
-        Ok(pipeline)
     }
 }
 
-/// A checkpoint's parameters, or their averages.
-pub(crate) fn checkpoint_weights(
-    checkpoint: &Checkpoint,
-    averages: bool,
-) -> Result<Vec<(String, Tensor)>, CliError> {
-    Ok(if averages { checkpoint.averages()? } else { checkpoint.parameters()? })
+/// Why the weights of a run do not fit its model, if they do not.
+fn misfit(fit: &Fit) -> Option<String> {
+    if let Some(name) = fit.missing.first() {
+        return Some(format!("it has no parameter '{name}'"));
+    }
+    if let Some(own) = fit.mismatched.first() {
+        let (name, found, expected) = (&own.parameter, &own.found, &own.expected);
+        return Some(format!("'{name}' is {found:?}, the model's is {expected:?}"));
+    }
+    let name = fit.unexpected.first()?;
+    Some(format!("the model has no parameter '{name}'"))
 }
 
 /// The checkpoint in `folder`, or the newest undamaged one of the run in `folder`. `None` if there
@@ -206,6 +229,7 @@ pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliErro
 enum ModelFiles {
     Files { config: PathBuf, weights: PathBuf },
     Checkpoint(PathBuf),
+    Folder(PathBuf),
 }
 
 impl Source {
@@ -215,6 +239,7 @@ impl Source {
                 ModelFiles::Files { config: config.clone(), weights: weights.clone() }
             }
             Self::Checkpoint(checkpoint) => ModelFiles::Checkpoint(checkpoint.folder().to_owned()),
+            Self::Folder(folder) => ModelFiles::Folder(folder.clone()),
         }
     }
 
@@ -224,6 +249,7 @@ impl Source {
             ModelFiles::Checkpoint(folder) => {
                 Ok(Self::Checkpoint(Box::new(Checkpoint::open(&folder)?)))
             }
+            ModelFiles::Folder(folder) => Ok(Self::Folder(folder)),
         }
     }
 
@@ -234,6 +260,13 @@ impl Source {
             }
             (Some(folder), _, _) if !folder.is_dir() => {
                 return Err(RunFolderError::NoFolder(folder.clone()).into());
+            }
+            (Some(folder), _, _) if model_folder::is_one(folder) => {
+                if arguments.averages {
+                    let path = folder.join(AVERAGES);
+                    return Err(RunFolderError::NoAverages(path).into());
+                }
+                return Ok(Self::Folder(folder.clone()));
             }
             (Some(folder), _, _) => {
                 (folder, folder.join(if arguments.averages { AVERAGES } else { WEIGHTS }))
@@ -281,13 +314,20 @@ impl Source {
                     let remedy = "put the one of the model's run there";
                     return Err(RunFolderError::NoFile { path, remedy }.into());
                 }
-                Ok((config, Vocabulary::load(&path)?))
+                let vocabulary = Vocabulary::load(&path, config.end())?;
+                Ok((config, vocabulary))
+            }
+            Self::Folder(folder) => {
+                let from = Some(folder.clone());
+                let config = Config::read(&ConfigArguments { from, ..overrides.clone() })?;
+                Ok((config, Vocabulary::of_folder(&ModelFolder::open(folder)?)?))
             }
             Self::Checkpoint(checkpoint) => {
                 let origin = checkpoint.folder().join(manifest::NAME);
                 let text = &checkpoint.manifest().config;
                 let config = Config::from_text(text, &origin, overrides)?;
-                Ok((config, Vocabulary::of_checkpoint(checkpoint)?))
+                let vocabulary = Vocabulary::of_checkpoint(checkpoint, config.end())?;
+                Ok((config, vocabulary))
             }
         }
     }

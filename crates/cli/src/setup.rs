@@ -1,4 +1,4 @@
-//! Builds a pipeline from a configuration.
+//! Builds a pipeline from a configuration, and reads weights into it.
 
 use std::time::Duration;
 
@@ -6,6 +6,8 @@ use gpipe::{
     Adafactor, Adam, Decay, Group, Kernels, LearningRate, Pipeline, PipelineBuilder, RmsForm,
     RmsProp, Sequence, Sgd,
 };
+
+use gpipe_checkpoint::{TensorSet, fit::Fit};
 
 use crate::{
     CliError,
@@ -97,6 +99,23 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
     }
     let builder = builder.learning_rate(learning_rate(config));
     Ok(faults::actions(with_optimizer(builder, optimizer)))
+}
+
+/// Reads what fits, one tensor at a time. Of several processes, each reads the tensors of its
+/// stages.
+pub(crate) fn read_weights(
+    pipeline: &mut Pipeline,
+    fit: &Fit,
+    file: &mut TensorSet,
+) -> Result<(), CliError> {
+    let outline = pipeline.outline();
+    let kind = outline.iter().flat_map(|layer| &layer.parameters).next().map(|own| own.kind);
+    let here = pipeline.parameters_here();
+    let is_here = |name: &str| here.contains(name);
+    for loaded in fit.read(file, kind.unwrap_or(tch::Kind::Float), is_here)? {
+        pipeline.set_parameters(&[loaded?])?;
+    }
+    Ok(())
 }
 
 fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> PipelineBuilder {

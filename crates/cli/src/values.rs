@@ -327,6 +327,10 @@ choice!(
     VariantName, { B = "B", D = "D" }
 );
 choice!(
+    /// Which form of GELU to compute.
+    GeluChoice, { Exact = "exact", Tanh = "tanh" }
+);
+choice!(
     /// How to treat JSON files among text.
     JsonChoice, { Refuse = "refuse", Text = "text", Skip = "skip" }
 );
@@ -451,6 +455,7 @@ plain_is_display!(
     OnNan,
     Every,
     VariantName,
+    GeluChoice,
     OnUnreadableChoice,
     CropChoice
 );

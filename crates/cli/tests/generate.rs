@@ -217,6 +217,77 @@ fn oracle_tokens_bound_the_text() {
     }
 }
 
+/// Texts of equal and of other lengths, beyond the model's positions, some of which end early.
+#[test]
+fn oracle_several_texts_are_each_what_it_is_alone() {
+    let long = SENTENCES[0].repeat(2) + "the quick";
+    let prompts = ["the quick", "every good", "some rain", "a", "", &long];
+    let mut all = vec!["generate", "run", "--temperature", "0", "--json", "--tokens", "9"];
+    all.extend(prompts.iter().flat_map(|prompt| ["--prompt", prompt]));
+    let lines = |arguments: &[&str]| -> Vec<Value> {
+        let printed = success(&TRAINED.gpipe(arguments, ""));
+        printed.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
+    };
+    let together = lines(&all);
+    for (prompt, found) in prompts.iter().zip(&together) {
+        assert_eq!(found["prompt"], *prompt);
+        let alone = TRAINED.greedy(prompt, &["--tokens", "9"]);
+        assert_eq!(found["text"], alone, "{prompt}");
+        assert_eq!(found["end"], if alone.ends_with(".\n") { "end" } else { "length" }, "{found}");
+    }
+    // However many share a step, whatever K, and from a file.
+    let batches = |more: &[&'static str]| lines(&[&all[..], more].concat());
+    assert_eq!(batches(&["--batch", "2"]), together);
+    assert_eq!(batches(&["--stages", "3"]), together);
+    fs::write(TRAINED.folder.join("prompts.txt"), "the quick\nevery good\n").unwrap();
+    let file =
+        ["generate", "run", "--temperature", "0", "--tokens", "9", "--prompts", "prompts.txt"];
+    assert_eq!(lines(&[&file[..], &["--json"]].concat()), together[..2]);
+    let headings = success(&TRAINED.gpipe(&file, ""));
+    let expected = format!(
+        "==> 1: the quick <==\n{}\n\n==> 2: every good <==\n{}\n",
+        together[0]["text"].as_str().unwrap(),
+        together[1]["text"].as_str().unwrap()
+    );
+    assert_eq!(headings, expected);
+    // Each text draws numbers of its own.
+    let twice =
+        ["generate", "run", "--prompt", "a", "--prompt", "a", "--temperature", "3", "--json"];
+    let drawn = lines(&twice);
+    assert_ne!(drawn[0]["text"], drawn[1]["text"]);
+}
+
+#[test]
+fn oracle_a_text_ends_before_a_string() {
+    let whole = TRAINED.greedy("the quick brown", &[]);
+    let before = |stop: &str| whole.split(stop).next().unwrap().to_owned();
+    for stop in ["jumps", " over", "zy d", "."] {
+        assert_eq!(TRAINED.greedy("the quick brown", &["--stop", stop]), before(stop), "{stop}");
+    }
+    assert_eq!(TRAINED.greedy("the quick brown", &["--stop", "cat"]), whole);
+    let two = ["--stop", "lazy", "--stop", "over"];
+    assert_eq!(TRAINED.greedy("the quick brown", &two), before("over"));
+    let json = TRAINED.greedy("the quick brown", &["--stop", "over", "--json"]);
+    let json: Value = serde_json::from_str(&json).unwrap();
+    assert_eq!((&json["end"], &json["text"]), (&"stop".into(), &before("over").into()));
+}
+
+/// What the model has written already becomes so unlikely that it must go on otherwise.
+#[test]
+fn property_a_penalty_avoids_what_is_there() {
+    let tokens = |more: &[&str]| -> Vec<u64> {
+        let json = TRAINED.greedy("the quick brown", &[&["--json"], more].concat());
+        let json: Value = serde_json::from_str(&json).unwrap();
+        json["tokens"].as_array().unwrap().iter().map(|token| token.as_u64().unwrap()).collect()
+    };
+    let strong = tokens(&["--repetition-penalty", "1000", "--tokens", "20"]);
+    let mut different = strong.clone();
+    different.sort_unstable();
+    different.dedup();
+    assert_eq!(different.len(), strong.len(), "{strong:?}");
+    assert_eq!(tokens(&["--repetition-penalty", "1"]), tokens(&[]));
+}
+
 #[test]
 fn oracle_of_a_long_text_the_model_sees_the_last_positions() {
     let tokenizer = Tokenizer::load(&TRAINED.folder.join("run/tokenizer.json")).unwrap();
@@ -267,6 +338,10 @@ fn fault_settings_out_of_range_name_the_remedy() {
     TRAINED.refuses(&with(&["--top-p", "-0.5"]), &["--top-p -0.5:"]);
     TRAINED.refuses(&with(&["--top-p", "1.5"]), &["--top-p 1.5:"]);
     TRAINED.refuses(&with(&["--top-k", "0"]), &["--top-k 0", "at least 1"]);
+    TRAINED.refuses(&with(&["--min-p", "1"]), &["--min-p 1: use a number from 0"]);
+    TRAINED.refuses(&with(&["--repetition-penalty", "0"]), &["--repetition-penalty 0: use a"]);
+    TRAINED.refuses(&with(&["--stop", ""]), &["--stop: give at most 64 texts, none of them empty"]);
+    TRAINED.refuses(&with(&["--batch", "0"]), &["--batch 0: use 1 to 4096"]);
     TRAINED.refuses(&with(&["--tokens", "0"]), &["--tokens 0: use 1 to"]);
     TRAINED.refuses(&with(&["--stages", "9"]), &["9 stages need at least 9 layers"]);
     TRAINED.refuses(&["eval", "run", "--tokens", "1"], &["--tokens 1", "at least 2"]);
@@ -307,7 +382,7 @@ fn fault_models_that_are_not_whole_or_not_one_are_refused() {
         TRAINED.refuses(&[command, "damaged"], &["weights.safetensors", "not a safetensors file"]);
         // Weights of another model: other sizes, more layers, fewer layers.
         for (set, part) in [
-            ("model.features=16", "is [16], the value for it [32]"),
+            ("model.features=16", "'embedding.tokens' is [320, 32], the model's is [320, 16]"),
             ("model.blocks=3", "it has no parameter '2."),
             ("model.blocks=1", "the model has no parameter '1."),
         ] {

@@ -269,7 +269,8 @@ fn fault_each_command_says_which_runs_it_is_for() {
 fn fault_kinds_and_their_keys_say_which_there_are() {
     let folder = with_images();
     let set = |set: &str, parts: &[&str]| refuses(&folder, "resnet.toml", &["--set", set], parts);
-    let models = "'foo' is no kind: use one of transformer, llama, translation, amoebanet, resnet";
+    let models = "'foo' is no kind: use one of transformer, llama, huggingface, translation, \
+        amoebanet, resnet";
     let data = "'foo' is no kind: use one of text, parallel, image-folder, cifar10, cifar100";
     set("model.kind=foo", &["--set model.kind=foo: model.kind: ", models]);
     set("data.kind=foo", &["--set data.kind=foo: data.kind: ", data]);
@@ -297,7 +298,7 @@ fn fault_kinds_and_their_keys_say_which_there_are() {
     file(
         "kind = \"resnet\"\nblocks",
         "kind = \"amoebanet\"\nblocks",
-        &[text, "transformer and resnet"],
+        &[text, "transformer and llama and resnet"],
     );
 
     set("model.blokcs=4", &["did you mean 'model.blocks'?"]);
@@ -366,7 +367,7 @@ fn fault_data_and_networks_that_do_not_fit_are_refused_before_any_step() {
     amoebanet("model.drop_path=1.5", &["amoebanet: drop_path is 1.5"]);
     amoebanet("model.variant=C", &["'C' is not one of B, D"]);
 
-    let fit = ["a transformer learns from text", " does not fit data.kind = "];
+    let fit = ["a transformer, a llama and a", " does not fit data.kind = "];
     fs::write(folder.path("wrong.toml"), "[data]\nkind = \"image-folder\"\nfolder = \"train\"\n")
         .unwrap();
     refuses(&folder, "wrong.toml", &[], &fit);

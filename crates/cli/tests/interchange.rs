@@ -155,8 +155,10 @@ fn fault_what_cannot_be_exported_is_told() {
     export("run", &["--dtype", "int8"], &["--dtype", "'int8' is not one of float32"]);
     export("empty", &[], &["empty", "neither a checkpoint nor weights.safetensors"]);
     export("nowhere", &[], &["nowhere", "give the folder of a checkpoint or of a run"]);
-    let nowhere = ["export", "run", "--out", "no/such/folder.safetensors"];
-    folder.refuses(&nowhere, &["no/such/folder.safetensors"]);
+    let nowhere = ["export", "run", "--out", "text.txt/w.safetensors"];
+    folder.refuses(&nowhere, &["text.txt: "]);
+    // A folder that is missing is made.
+    folder.succeeds(&["export", "run", "--out", "new/folder/w.safetensors"]);
 }
 
 /// The run's weights as another program would have them, and a map of its names.
@@ -293,8 +295,8 @@ fn fault_foreign_weights_that_do_not_fit_are_told_name_by_name() {
     import(&names, &["foreign.safetensors"]);
 
     foreign(&folder);
-    let nowhere = [&IMPORT[..5], &["no/w.safetensors"], &names[..]].concat();
-    folder.refuses(&nowhere, &["no/w.safetensors"]);
+    let nowhere = [&IMPORT[..5], &["text.txt/w.safetensors"], &names[..]].concat();
+    folder.refuses(&nowhere, &["text.txt: "]);
     folder.succeeds(&[IMPORT, &narrow, &["--partial"]].concat());
     assert_eq!(tensors(&folder, "imported/w.safetensors").len(), 16 - 3);
 }

@@ -8,6 +8,7 @@
 mod cli;
 mod common;
 mod environments;
+mod folders;
 mod foreign_weights;
 mod image_faults;
 mod images;

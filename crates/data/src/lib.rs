@@ -11,7 +11,8 @@
 //!
 //! 1. [`Corpus`]: documents read from disk, split into training and validation, with a report of
 //!    what was left out.
-//! 2. [`Tokenizer`]: byte-level BPE learned from the training documents; lossless on any UTF-8.
+//! 2. [`Tokenizer`]: byte-level BPE learned from the training documents, lossless on any UTF-8; or
+//!    another program's.
 //! 3. [`TokenSet`]: all documents as one sequence of tokens, in their order or shuffled, with the
 //!    number of bytes they stand for.
 //! 4. [`TrainBatches`], [`ValidationBatches`]: windows of that sequence.
@@ -73,6 +74,7 @@ pub use error::{Error, Result};
 pub use loader::{LOADER_DEPTH_MAX, Loaded, Loader, LoaderSettings};
 pub use omissions::Omissions;
 pub use tokenizer::{
-    END_OF_DOCUMENT, TRAINING_BYTES_MAX, Tokenizer, VOCABULARY_MAX, VOCABULARY_MIN,
+    END_OF_DOCUMENT, EndToken, TRAINING_BYTES_MAX, TextStream, Tokenizer, VOCABULARY_MAX,
+    VOCABULARY_MIN, end_in_config,
 };
 pub use tokens::TokenSet;

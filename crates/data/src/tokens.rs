@@ -55,7 +55,10 @@ impl TokenSet {
         let mut set = TokenSet { tokens: Vec::new(), bytes: 0 };
         for document in documents {
             set.tokens.extend(tokenizer.encode(&document.text)?);
-            set.tokens.push(tokenizer.end_of_document());
+            // The post-processor of another program's tokenizer may have added it.
+            if set.tokens.last() != Some(&tokenizer.end_of_document()) || document.text.is_empty() {
+                set.tokens.push(tokenizer.end_of_document());
+            }
             set.bytes += document.text.len() as u64;
         }
         Ok(set)

@@ -1,6 +1,9 @@
 //! A network as a sequence of named layers, and its analysis before anything is built.
 
-use std::{collections::HashMap, sync::Arc};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use gpipe_core::LayerId;
 use tch::Kind;
@@ -162,9 +165,24 @@ impl Sequence {
         self.layers.iter().map(|layer| layer.name.as_str())
     }
 
+    /// The parameters in layer order: full names and shapes. A tied weight occurs once, under its
+    /// first use.
+    pub fn parameters(&self) -> Vec<(String, Vec<i64>)> {
+        let mut seen = HashSet::new();
+        let mut all = Vec::new();
+        for layer in &self.layers {
+            for own in &layer.parameters {
+                if own.tie.as_ref().is_none_or(|tie| seen.insert(tie.clone())) {
+                    all.push((format!("{}.{}", layer.name, own.name), own.shape.clone()));
+                }
+            }
+        }
+        all
+    }
+
     /// Number of parameter elements. Tied weights count once; running statistics do not count.
     pub fn parameter_count(&self) -> u64 {
-        let mut seen = std::collections::HashSet::new();
+        let mut seen = HashSet::new();
         let parameters = self.layers.iter().flat_map(|layer| &layer.parameters);
         parameters
             .filter(|parameter| !parameter.buffer)
@@ -250,13 +268,13 @@ impl Sequence {
     pub(crate) fn ties(&self) -> Result<Vec<TieGroup>, Error> {
         let mut names: HashMap<&str, usize> = HashMap::new();
         let mut groups: Vec<TieGroup> = Vec::new();
-        let mut full_names = std::collections::HashSet::new();
+        let mut full_names = HashSet::new();
         for (index, layer) in self.layers.iter().enumerate() {
             if let Some(first) = names.insert(&layer.name, index) {
                 let reason = format!("layer {first} has the same name: give each layer its own");
                 return Err(self.error(index, reason));
             }
-            let mut own = std::collections::HashSet::new();
+            let mut own = HashSet::new();
             for (position, parameter) in layer.parameters.iter().enumerate() {
                 if !own.insert(&parameter.name) {
                     let reason = format!("it has two parameters named '{}'", parameter.name);

@@ -111,7 +111,14 @@ fn pipeline(
         dropout: 0.1,
         tie: tie.clone(),
     };
-    let mlp = Mlp { features: 4, hidden: 8, dropout: 0.1, std: 0.1, output_std: 0.1 };
+    let mlp = Mlp {
+        features: 4,
+        hidden: 8,
+        dropout: 0.1,
+        std: 0.1,
+        output_std: 0.1,
+        gelu: Default::default(),
+    };
     let head = Head { features: 4, vocabulary: 7, std: 0.1, logit_clip: 0.0, tie };
     let model = Sequence::new().push("embedding", embedding).push("mlp", mlp).push("head", head);
     let trap = Arc::clone(trap);

@@ -263,7 +263,14 @@ fn tokens_model(vocabulary: [i64; 2]) -> Sequence {
         dropout: 0.0,
         tie: tie.clone(),
     };
-    let mlp = Mlp { features: 4, hidden: 8, dropout: 0.0, std: 0.1, output_std: 0.1 };
+    let mlp = Mlp {
+        features: 4,
+        hidden: 8,
+        dropout: 0.0,
+        std: 0.1,
+        output_std: 0.1,
+        gelu: Default::default(),
+    };
     let head = Head { features: 4, vocabulary: vocabulary[1], std: 0.1, logit_clip: 0.0, tie };
     Sequence::new().push("embedding", embedding).push("mlp", mlp).push("head", head)
 }

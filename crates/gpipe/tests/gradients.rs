@@ -125,7 +125,7 @@ fn attention(attention_dropout: f64, dropout: f64) -> Attention {
 }
 
 fn mlp(dropout: f64) -> Mlp {
-    Mlp { features: D, hidden: 8, dropout, std: 0.3, output_std: 0.3 }
+    Mlp { features: D, hidden: 8, dropout, std: 0.3, output_std: 0.3, gelu: Default::default() }
 }
 
 fn embedding(dropout: f64, positions: i64, tie: Option<&str>) -> Embedding {

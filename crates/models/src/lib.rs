@@ -1,6 +1,7 @@
 //! Networks as sequences of layers. This crate only builds them; the layers are in
 //! [`gpipe::layers`].
 
+pub mod huggingface;
 pub mod images;
 pub mod llama;
 pub mod transformer;

@@ -1,9 +1,6 @@
 //! Llama and the models built like it: Mistral, Qwen 2.5, Qwen 3, SmolLM.
 //!
-//! Layers and parameters have the names of Hugging Face's transformers. [`config`] reads its
-//! `config.json`.
-
-pub mod config;
+//! Layers and parameters have the names of Hugging Face's transformers.
 
 use gpipe::{
     Sequence,

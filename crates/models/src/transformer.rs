@@ -6,6 +6,8 @@ use gpipe::{
     layers::{Attention, Block, Embedding, Head, Mlp},
 };
 
+pub use gpipe::layers::Gelu;
+
 /// Standard deviation of initial weights (Radford et al. 2019).
 const STD: f64 = 0.02;
 /// Maximum number of layers.
@@ -37,6 +39,8 @@ pub struct Transformer {
     pub tied: bool,
     /// Whether attention and feed-forward are two layers for the partitioner instead of one.
     pub split_blocks: bool,
+    /// The activation of the feed-forward layers.
+    pub gelu: Gelu,
 }
 
 /// A transformer's sizes are invalid.
@@ -72,6 +76,7 @@ impl Transformer {
             dropout: self.dropout,
             std: STD,
             output_std,
+            gelu: self.gelu,
         };
         let embedding = Embedding {
             vocabulary: self.vocabulary,

@@ -32,7 +32,7 @@
 use gpipe::{
     Sequence,
     layers::{
-        Attention, Block, CrossAttention, DecoderBlock, Head, Mlp, SourceEmbedding,
+        Attention, Block, CrossAttention, DecoderBlock, Gelu, Head, Mlp, SourceEmbedding,
         TargetEmbedding, TokenEmbedding,
     },
 };
@@ -155,7 +155,8 @@ impl Translation {
             output_std: output_std(self.heads * self.head_size),
         };
         let output_std = output_std(self.hidden);
-        (attention, Mlp { features, hidden: self.hidden, dropout, std, output_std })
+        let gelu = Gelu::Exact;
+        (attention, Mlp { features, hidden: self.hidden, dropout, std, output_std, gelu })
     }
 
     fn check(&self) -> Result<(), TranslationError> {

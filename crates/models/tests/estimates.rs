@@ -49,6 +49,7 @@ fn gpt(split_blocks: bool, attention_dropout: f64) -> Network {
         attention_dropout,
         tied: true,
         split_blocks,
+        gelu: Default::default(),
     };
     let inputs = vec![TensorSpec::new([SAMPLES, 64], Kind::Int64)];
     let targets = Tensor::zeros([SAMPLES, 64], (Kind::Int64, Device::Cpu));

@@ -7,7 +7,15 @@ use gpipe::{
     decode::GroupStep,
     layers::{Rotary, RotaryScaling},
 };
-use gpipe_models::{Llama, llama::config};
+use gpipe_models::{
+    Llama, Transformer,
+    huggingface::{
+        Network, config,
+        names::{Found, Name},
+        written,
+    },
+    transformer::Gelu,
+};
 use serde_json::{Value, json};
 use tch::{Kind, Tensor};
 
@@ -109,6 +117,13 @@ fn keys() -> Value {
     })
 }
 
+fn read_llama(text: &str) -> Llama {
+    match config(text).unwrap().network {
+        Network::Llama(model) => model,
+        other => panic!("{other:?}"),
+    }
+}
+
 fn with(more: &Value) -> Value {
     let mut keys = keys();
     let more = more.as_object().unwrap();
@@ -118,7 +133,7 @@ fn with(more: &Value) -> Value {
 
 #[test]
 fn oracle_old_and_new_keys_of_rotary_positions_mean_the_same() {
-    let read = |more: Value| config::read(&with(&more).to_string()).unwrap();
+    let read = |more: Value| read_llama(&with(&more).to_string());
     let old = read(json!({"rope_theta": 5e5, "rope_scaling": {
         "type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}}));
     let new = read(json!({"rope_parameters": {"rope_type": "yarn", "rope_theta": 5e5,
@@ -148,7 +163,7 @@ fn fault_configurations_that_are_not_supported_are_refused_by_name() {
         (json!({"hidden_size": 30}), "hidden_size 30 is no multiple of num_attention_heads 4"),
         (
             json!({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}}),
-            "rope_scaling.rope_type is longrope: supported are default, linear",
+            "rope_scaling.rope_type is \"longrope\": supported are default, linear",
         ),
         (json!({"rope_scaling": {"rope_type": "linear"}}), "rope_scaling.factor is missing"),
         (
@@ -168,15 +183,131 @@ fn fault_configurations_that_are_not_supported_are_refused_by_name() {
             "there is no sliding_window",
         ),
         (json!({"sliding_window": 5}), "sliding_window is 5: this key is not supported"),
+        (json!({"eos_token_id": "</s>"}), "eos_token_id is \"</s>\": it is a token's number"),
+        (
+            json!({"architectures": ["LlamaForSequenceClassification"]}),
+            "only models ...ForCausalLM are supported",
+        ),
     ];
     for (more, expected) in cases {
-        let error = config::read(&with(&more).to_string()).unwrap_err().to_string();
+        let error = config(&with(&more).to_string()).unwrap_err().to_string();
         assert!(error.starts_with("config.json: ") && error.contains(expected), "{more}: {error}");
     }
-    assert!(config::read("{").unwrap_err().to_string().contains("it is not JSON"));
-    assert!(config::read("[]").unwrap_err().to_string().contains("not an object of keys"));
+    assert!(config("{").unwrap_err().to_string().contains("it is not JSON"));
+    assert!(config("[]").unwrap_err().to_string().contains("not an object of keys"));
     // Readable, but no model: the layers say why.
-    let odd = config::read(&with(&json!({"num_key_value_heads": 3})).to_string()).unwrap();
+    let odd = read_llama(&with(&json!({"num_key_value_heads": 3})).to_string());
     let error = Pipeline::builder(odd.build().unwrap(), inputs()).build().err().unwrap();
     assert!(error.to_string().contains("4 heads of queries for 3 of keys"), "{error}");
+}
+
+fn gpt2() -> Value {
+    json!({
+        "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 100, "n_embd": 24,
+        "n_head": 3, "n_layer": 2, "n_positions": 16, "n_ctx": 16, "n_inner": null,
+        "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "bos_token_id": 99,
+        "eos_token_id": 99, "summary_type": "cls_index", "initializer_range": 0.02,
+        "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.2,
+        "task_specific_params": {"text-generation": {"do_sample": true}},
+    })
+}
+
+#[test]
+fn oracle_gpt2_is_read_as_openai_distributes_it() {
+    let read = config(&gpt2().to_string()).unwrap();
+    assert_eq!((read.model_type.as_str(), &read.ends[..]), ("gpt2", &[99][..]));
+    let expected = Transformer {
+        vocabulary: 100,
+        positions: 16,
+        features: 24,
+        heads: 3,
+        hidden: 96,
+        blocks: 2,
+        dropout: 0.1,
+        attention_dropout: 0.2,
+        tied: true,
+        split_blocks: true,
+        gelu: Gelu::Tanh,
+    };
+    assert_eq!(read.network, Network::Gpt2(expected));
+    for (key, value, expected) in [
+        ("resid_pdrop", json!(0.3), "embd_pdrop and resid_pdrop differ"),
+        ("activation_function", json!("relu"), "activation_function is \"relu\": supported are"),
+        ("layer_norm_epsilon", json!(1e-6), "only 1e-5 is supported"),
+        ("scale_attn_weights", json!(false), "scale_attn_weights is false: only true"),
+    ] {
+        let mut keys = gpt2();
+        keys[key] = value;
+        let error = config(&keys.to_string()).unwrap_err().to_string();
+        assert!(error.contains(expected), "{error}");
+    }
+}
+
+/// Every parameter has one name in a folder, and that name means this parameter.
+#[test]
+fn property_names_lead_there_and_back() {
+    let read = |keys: &Value| config(&keys.to_string()).unwrap().network;
+    let mut untied = gpt2();
+    untied["tie_word_embeddings"] = json!(false);
+    let qwen = with(&json!({"model_type": "qwen3", "attention_bias": true}));
+    for network in [read(&gpt2()), read(&untied), read(&qwen), read(&keys())] {
+        let pipeline = Pipeline::builder(network.build().unwrap(), inputs()).build().unwrap();
+        let mut seen = std::collections::HashSet::new();
+        for layer in pipeline.outline() {
+            for own in layer.parameters {
+                let name = format!("{}.{}", layer.layer, own.name);
+                let theirs = network.name_of(&name);
+                assert!(seen.insert(theirs.name.clone()), "{name} and another: {theirs:?}");
+                let back = network.parameter_of(&theirs.name);
+                let expected = Name { name: name.clone(), transpose: theirs.transpose };
+                assert_eq!(back, Found::Parameter(expected), "{name}");
+                // Matrices are turned, and vectors are not.
+                let is_gpt2 = matches!(network, Network::Gpt2(_));
+                let is_turned = is_gpt2 && own.shape.len() == 2 && theirs.name.contains(".h.");
+                assert_eq!(theirs.transpose, is_turned, "{name}");
+            }
+        }
+    }
+    let gpt2 = read(&gpt2());
+    let of = |name: &str| gpt2.parameter_of(name);
+    let tokens = Found::Parameter(Name { name: "embedding.tokens".into(), transpose: false });
+    assert_eq!(of("wte.weight"), tokens, "without the prefix");
+    assert_eq!(of("lm_head.weight"), Found::CopyOf("wte.weight".into()));
+    assert_eq!(of("transformer.h.1.attn.masked_bias"), Found::Derived);
+    assert_eq!(of("h.1.attn.bias"), Found::Derived);
+}
+
+/// What is written for a model is read as the same model.
+#[test]
+fn property_a_written_config_is_read_as_the_same_model() {
+    let all = [
+        json!({}),
+        json!({"attention_bias": true, "mlp_bias": true, "head_dim": 10}),
+        json!({"rope_scaling": {"rope_type": "linear", "factor": 2.5}}),
+        json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.5}}),
+        json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
+               "high_freq_factor": 4.0, "original_max_position_embeddings": 32}}),
+        json!({"rope_scaling": {"rope_type": "yarn", "factor": 4.0, "mscale": 0.8,
+               "mscale_all_dim": 0.5, "truncate": false}}),
+        json!({"model_type": "mistral", "sliding_window": 7}),
+        json!({"model_type": "mistral", "sliding_window": null}),
+        json!({"model_type": "qwen2", "tie_word_embeddings": true}),
+        json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 5,
+               "max_window_layers": 1}),
+        json!({"model_type": "qwen3", "attention_bias": true, "attention_dropout": 0.25}),
+    ];
+    for more in all {
+        let network = config(&with(&more).to_string()).unwrap().network;
+        let text = written(&network, 7, "bfloat16").unwrap();
+        let read = config(&text).unwrap();
+        assert_eq!((read.network, &read.ends[..]), (network, &[7][..]), "{more}");
+        assert!(text.contains("\"torch_dtype\": \"bfloat16\""), "{text}");
+    }
+    let gpt2 = config(&gpt2().to_string()).unwrap().network;
+    assert_eq!(config(&written(&gpt2, 7, "float32").unwrap()).unwrap().network, gpt2);
+    // Norms of heads with biases of queries, keys and values alone: nothing in transformers.
+    let keys = with(&json!({"model_type": "qwen3"}));
+    let odd = Llama { qkv_bias: true, ..read_llama(&keys.to_string()) };
+    let error = written(&Network::Llama(odd), 7, "float32").unwrap_err().to_string();
+    assert!(error.contains("no architecture of transformers"), "{error}");
 }

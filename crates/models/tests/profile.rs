@@ -31,6 +31,7 @@ fn transformer() -> Subject {
         attention_dropout: 0.0,
         tied: true,
         split_blocks: true,
+        gelu: Default::default(),
     };
     let tokens = Tensor::arange(16 * 32, (Kind::Int64, Device::Cpu)).view([16, 32]).remainder(300);
     let input = TensorSpec::new([16, 32], Kind::Int64);

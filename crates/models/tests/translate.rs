@@ -150,6 +150,7 @@ fn oracle_a_language_model_decodes_as_it_predicts() {
         attention_dropout: 0.0,
         tied: true,
         split_blocks: true,
+        gelu: Default::default(),
     };
     let tokens = |count: i64, from: i64| -> Vec<i64> {
         (0..count)

@@ -14,6 +14,10 @@
 
 use gpipe::{Adam, CrossEntropy, Pipeline, Remat, Schedule, TensorSpec};
 use gpipe_drivers::Failure;
+use gpipe_models::huggingface::{
+    self,
+    names::{Found, Name},
+};
 use tch::{Kind, Tensor};
 
 const STEPS: usize = 5;
@@ -29,7 +33,7 @@ fn main() -> Result<(), Failure> {
         other => return Err(format!("{other}: use float64 or float32").into()),
     };
     let text = std::fs::read_to_string(format!("{folder}/config.json"))?;
-    let model = gpipe_models::llama::config::read(&text)?;
+    let network = huggingface::config(&text)?.network;
     let read = |name: &str| Tensor::read_safetensors(format!("{folder}/{name}.safetensors"));
     let data = read("data")?;
     let given = |wanted: &str| {
@@ -38,7 +42,7 @@ fn main() -> Result<(), Failure> {
     };
     let (tokens, targets) = (given("tokens")?, given("targets")?);
     let sample = TensorSpec::new([2, tokens.size()[1]], Kind::Int64);
-    let mut pipeline = Pipeline::builder(model.build()?, sample)
+    let mut pipeline = Pipeline::builder(network.build()?, sample)
         .stages(stages.parse()?)
         .schedule(schedule.parse::<Schedule>()?)
         .remat(Remat::Selective)
@@ -50,19 +54,32 @@ fn main() -> Result<(), Failure> {
         .clip_norm(1.0)
         .build()?;
     let weights = read("model")?;
-    let weights = weights.into_iter().map(|(name, own)| Ok((name, own.f_to_kind(kind)?)));
-    pipeline.set_parameters(&weights.collect::<Result<Vec<_>, Failure>>()?)?;
+    for (name, own) in weights {
+        if let Found::Parameter(Name { name, transpose }) = network.parameter_of(&name) {
+            let own = turned(&own, transpose)?.f_to_kind(kind)?;
+            pipeline.set_parameters(&[(name, own)])?;
+        }
+    }
     let logits = pipeline.predict(tokens)?.into_iter().next().ok_or("no logits")?;
     let mut tensors = vec![("logits".to_owned(), logits)];
     for step in 1..=STEPS {
         let report = pipeline.train_step(tokens, targets)?;
         tensors.push((format!("{step}/loss"), Tensor::f_from_slice(&[report.loss])?));
         if step == 1 {
-            let gradients = pipeline.gradients()?.into_iter();
-            tensors.extend(gradients.map(|(name, own)| (format!("1/gradient/{name}"), own)));
+            for (name, own) in pipeline.gradients()? {
+                let Name { name, transpose } = network.name_of(&name);
+                tensors.push((format!("1/gradient/{name}"), turned(&own, transpose)?));
+            }
         }
     }
-    let parameters = pipeline.parameters()?.into_iter();
-    tensors.extend(parameters.map(|(name, own)| (format!("{STEPS}/parameter/{name}"), own)));
+    for (name, own) in pipeline.parameters()? {
+        let Name { name, transpose } = network.name_of(&name);
+        tensors.push((format!("{STEPS}/parameter/{name}"), turned(&own, transpose)?));
+    }
     Ok(Tensor::write_safetensors(&tensors, format!("{folder}/gpipe.safetensors"))?)
+}
+
+/// A matrix, the other way round if the folder has it so.
+fn turned(own: &Tensor, transpose: bool) -> Result<Tensor, Failure> {
+    Ok(if transpose { own.f_transpose(0, 1)?.f_contiguous()? } else { own.shallow_clone() })
 }

@@ -89,6 +89,7 @@ impl Work {
             attention_dropout: 0.0,
             tied: false,
             split_blocks: false,
+            gelu: Default::default(),
         };
         let mut numbers = Numbers::default();
         let mut tokens = || numbers.below(vocabulary, &[samples, length]);

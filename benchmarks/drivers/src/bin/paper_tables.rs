@@ -83,6 +83,7 @@ fn transformer(blocks: usize) -> Result<Sequence, Failure> {
         attention_dropout: 0.0,
         tied: false,
         split_blocks: false,
+        gelu: Default::default(),
     };
     Ok(model.build()?)
 }

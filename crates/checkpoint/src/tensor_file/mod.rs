@@ -39,7 +39,7 @@ use tch::{Kind, Tensor};
 
 use crate::remedy::{USE, remedy};
 use header::{HEADER_MAX, Header, LENGTH};
-pub use write::{encode, merge, write};
+pub use write::{Planned, encode, merge, write, write_planned};
 
 /// The dtypes that can be read. Other dtypes of the format are listed but cannot be read.
 const KINDS: [(Dtype, Kind); 10] = [
@@ -256,14 +256,13 @@ impl TensorFile {
             .map_err(|reason| FileError::format(path, TensorError::of(name, reason).to_string()))
     }
 
-    /// Whether two tensors have the same dtype, shape and bytes.
+    /// The bytes of the tensor `name`, of any dtype.
     ///
     /// # Errors
-    /// As [`TensorFile::read`], except that any dtype is accepted.
-    pub fn are_equal(&mut self, a: &str, b: &str) -> Result<bool, FileError> {
-        let (a, b) = (self.position(a)?, self.position(b)?);
-        let described = |at: usize| (&self.entries[at].dtype, &self.entries[at].shape);
-        Ok(described(a) == described(b) && self.bytes(a)? == self.bytes(b)?)
+    /// As [`TensorFile::read`].
+    pub(crate) fn bytes_of(&mut self, name: &str) -> Result<Vec<u8>, FileError> {
+        let at = self.position(name)?;
+        self.bytes(at)
     }
 
     fn position(&self, name: &str) -> Result<usize, FileError> {

@@ -9,7 +9,7 @@ use std::{
 
 use safetensors::tensor::{Dtype, TensorInfo};
 use sha2::Digest;
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 use super::{FileError, KINDS, TensorError, TensorFile, digest, header::Header};
 use gpipe_files::Aside;
@@ -49,6 +49,57 @@ pub fn write(
     let cannot = |error: TensorError| FileError::format(path, error.to_string());
     let layout = layout(place(tensors).map_err(cannot)?, metadata);
     put(path, layout, |placed| bytes(&placed.name, placed.body).map_err(cannot))
+}
+
+/// A tensor that will be written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Planned {
+    /// Its name.
+    pub name: String,
+    /// Its dtype in the file.
+    pub kind: Kind,
+    /// Its shape.
+    pub shape: Vec<i64>,
+}
+
+impl Planned {
+    /// Its size in bytes.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        let elements = self.shape.iter().map(|axis| axis.unsigned_abs()).product::<u64>();
+        elements * self.kind.elt_size_in_bytes() as u64
+    }
+}
+
+/// As [`write()`], for tensors that `read` gives when it is their turn.
+///
+/// # Errors
+/// As [`write()`]; an error of `read`; or a tensor that is not as it was planned.
+pub fn write_planned(
+    path: &Path,
+    tensors: &[Planned],
+    metadata: &BTreeMap<String, String>,
+    mut read: impl FnMut(&str) -> Result<Tensor, FileError>,
+) -> Result<(), FileError> {
+    let cannot = |error: TensorError| FileError::format(path, error.to_string());
+    let mut all = Vec::with_capacity(tensors.len());
+    for own in tensors {
+        all.push(Placed {
+            name: own.name.clone(),
+            dtype: dtype_of(&own.name, own.kind).map_err(cannot)?,
+            shape: own.shape.iter().map(|&axis| axis.unsigned_abs() as usize).collect(),
+            bytes: usize::try_from(own.bytes()).unwrap_or(usize::MAX),
+            body: own,
+        });
+    }
+    put(path, layout(all, metadata), |placed| {
+        let tensor = read(&placed.name)?;
+        let Planned { name, kind, shape } = placed.body;
+        if tensor.kind() != *kind || tensor.size() != *shape {
+            return Err(cannot(TensorError::of(name, "it is not as it was planned")));
+        }
+        bytes(name, &tensor).map_err(cannot)
+    })
 }
 
 /// Merges all tensors of `files` into one file, one tensor in memory at a time. The result equals
@@ -183,7 +234,10 @@ fn dtype(name: &str, tensor: &Tensor) -> Result<Dtype, TensorError> {
     if !tensor.defined() {
         return Err(TensorError::of(name, "it is undefined"));
     }
-    let kind = tensor.f_kind().map_err(|error| TensorError::of(name, error))?;
+    dtype_of(name, tensor.f_kind().map_err(|error| TensorError::of(name, error))?)
+}
+
+fn dtype_of(name: &str, kind: Kind) -> Result<Dtype, TensorError> {
     let known = KINDS.iter().find(|(_, known)| *known == kind).map(|(dtype, _)| *dtype);
     known.ok_or_else(|| TensorError::of(name, format!("{kind:?} cannot be written: convert it")))
 }

@@ -8,7 +8,7 @@
 mod files;
 mod trained;
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Arg, Args, Parser, Subcommand};
 use gpipe::{Balance, RematPolicies};
@@ -51,11 +51,13 @@ pub(crate) enum Command {
     Eval(EvalArguments),
     /// Print the most likely classes of each image, with their probabilities
     Predict(PredictArguments),
-    /// Continue a text with a trained model, printing the text as it is generated
+    /// Continue texts with a trained model, or with a model's folder from Hugging Face
     ///
-    /// Only the new text is printed. The model sees the last data.sequence tokens of the text so
-    /// far, so it forgets the beginning of a longer text. Each token costs a forward over that
-    /// whole length, because nothing is cached between tokens.
+    /// Only the new text is printed: that of one prompt as it is made, those of several when they
+    /// are ready. A transformer sees the last data.sequence tokens of the text so far, so it
+    /// forgets the beginning of a longer text, and from there on each token costs a forward over
+    /// that whole length. A model with rotary positions, such as a Llama, keeps keys and values of
+    /// the whole text.
     Generate(GenerateArguments),
     /// Translate the lines of standard input into English, one line of output for each
     ///
@@ -88,16 +90,21 @@ pub(crate) enum Command {
     Schedule(ScheduleArguments),
     /// Draw the loss, speed, bubble and memory of one or several runs as one SVG page
     Plot(PlotArguments),
-    /// Show what a checkpoint, a run or a safetensors file holds, and verify its checksums
+    /// Show what a checkpoint, a run, a model's folder or a safetensors file holds, and verify its
+    /// checksums
     ///
     /// Every file of a checkpoint is compared with its SHA-256. Every tensor of
     /// weights.safetensors, averages.safetensors and other files written by gpipe is compared with
     /// the digest in the file's metadata. A file from elsewhere has no digests, and the output says
     /// so. The other files of a run's folder are not checked.
     Inspect(InspectArguments),
-    /// Write the parameters of a checkpoint or run to one safetensors file, named layer.parameter
+    /// Write the parameters of a checkpoint or run to one safetensors file, named layer.parameter,
+    /// or to a folder for Hugging Face's transformers
     Export(ExportArguments),
-    /// Convert the weights of another program's safetensors file, such as a PyTorch state dict
+    /// Convert the weights of another program's safetensors file, such as a PyTorch state dict, or
+    /// of a model's folder
+    ///
+    /// A folder with config.json needs neither --config nor --names.
     ///
     /// NAMES.toml maps tensors of the file to parameters. The first rule that
     /// matches a name wins:
@@ -212,7 +219,7 @@ pub(crate) struct TrainArguments {
     /// that is the tokenizer.json beside it. Everything else starts anew: use --init to fine-tune,
     /// and --resume to continue a run. With --resume auto, the weights are used only if there is no
     /// checkpoint to resume from.
-    #[arg(long, value_name = "FILE|DIR")]
+    #[arg(long, value_name = "FILE|DIR", conflicts_with = "from")]
     pub init: Option<PathBuf>,
     /// With --init: file that maps tensors to parameters (see `gpipe import --help`)
     #[arg(long, value_name = "NAMES.toml", requires = "init")]
@@ -315,6 +322,12 @@ pub(crate) struct ConfigArguments {
     /// Configuration file
     #[arg(value_name = "CONFIG.toml")]
     pub config: Option<PathBuf>,
+    /// Take model, tokenizer and weights of a folder as Hugging Face distributes it: config.json,
+    /// tokenizer.json, model.safetensors or shards with their index
+    ///
+    /// CONFIG.toml may be omitted. It must not have a [model].
+    #[arg(long, value_name = "FOLDER")]
+    pub from: Option<PathBuf>,
     /// Override one key, such as model.blocks=4; may be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     pub set: Vec<String>,
@@ -347,6 +360,20 @@ pub(crate) struct ConfigArguments {
     /// configs/text] (data.text)
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
+}
+
+impl ConfigArguments {
+    /// What files of the configuration are named after: the name of its file or folder.
+    pub(crate) fn name(&self) -> String {
+        let stem = self.config.as_deref().and_then(Path::file_stem);
+        let folder = || {
+            // `..` and `.` have no name of their own.
+            let folder = self.from.as_deref()?;
+            Some(std::path::absolute(folder).ok()?.file_name()?.to_owned())
+        };
+        let name = stem.map(ToOwned::to_owned).or_else(folder);
+        name.unwrap_or_default().to_string_lossy().into_owned()
+    }
 }
 
 /// Arguments of `gpipe profile`.

@@ -10,7 +10,7 @@ use crate::values::{Devices, Dtype, number, whole};
 #[derive(Debug, Default, Args)]
 pub(crate) struct RunArguments {
     /// Folder that `gpipe train` wrote (config.toml, tokenizer.json or classes.json,
-    /// weights.safetensors), or a checkpoint in it
+    /// weights.safetensors), or a checkpoint in it, or a model's folder from Hugging Face
     #[arg(value_name = "RUN_DIR", required_unless_present = "config", conflicts_with = "config")]
     pub folder: Option<PathBuf>,
     /// Configuration file, instead of RUN_DIR
@@ -109,33 +109,59 @@ pub(crate) struct PredictArguments {
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub run: RunArguments,
-    /// Text to continue; an empty text starts a new document [default: standard input, unless
-    /// --prompt-file is given]
-    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
-    pub prompt: Option<String>,
+    /// Text to continue; an empty text starts a new document; may be repeated [default: standard
+    /// input, unless a file is given]
+    #[arg(long, value_name = "TEXT", conflicts_with_all = ["prompt_file", "prompts"])]
+    pub prompt: Vec<String>,
     /// UTF-8 file with the text to continue
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", conflicts_with = "prompts")]
     pub prompt_file: Option<PathBuf>,
-    /// Stop after N tokens, or earlier at the end of a document
-    #[arg(long, value_name = "N", default_value_t = 128)]
+    /// UTF-8 file with a text to continue on each line
+    #[arg(long, value_name = "FILE")]
+    pub prompts: Option<PathBuf>,
+    /// Maximum number of texts to continue at once
+    #[arg(long, value_name = "N", default_value_t = 64)]
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
-    pub tokens: usize,
+    pub batch: usize,
+    /// Stop after N tokens, or earlier at the end of a document [default: max_new_tokens of the
+    /// model's generation_config.json, or 128]
+    #[arg(long, value_name = "N")]
+    #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
+    pub tokens: Option<usize>,
+    /// Stop before this text; may be repeated
+    #[arg(long, value_name = "TEXT")]
+    pub stop: Vec<String>,
     /// Sampling temperature: 0 always takes the most likely token, 1 samples from the model's
-    /// distribution, higher values flatten it
-    #[arg(long, value_name = "T", default_value_t = 1.0)]
+    /// distribution, higher values flatten it [default: as in generation_config.json, or 1]
+    #[arg(long, value_name = "T")]
     #[arg(value_parser = number, allow_negative_numbers = true)]
-    pub temperature: f64,
-    /// Sample only from the K most likely tokens
+    pub temperature: Option<f64>,
+    /// Sample only from the K most likely tokens [default: as in generation_config.json, or all]
     #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
-    /// Sample only from the smallest set of tokens with a total probability of at least P
-    #[arg(long, value_name = "P", default_value_t = 1.0)]
+    /// Sample only from the smallest set of tokens with a total probability of at least P [default:
+    /// as in generation_config.json, or 1]
+    #[arg(long, value_name = "P")]
     #[arg(value_parser = number, allow_negative_numbers = true)]
-    pub top_p: f64,
+    pub top_p: Option<f64>,
+    /// Sample only from tokens with at least P times the probability of the most likely one
+    /// [default: as in generation_config.json, or 0]
+    #[arg(long, value_name = "P")]
+    #[arg(value_parser = number, allow_negative_numbers = true)]
+    pub min_p: Option<f64>,
+    /// Divide the logits of tokens that are in the text already by X (multiply negative ones)
+    /// [default: as in generation_config.json, or 1]
+    #[arg(long, value_name = "X")]
+    #[arg(value_parser = number, allow_negative_numbers = true)]
+    pub repetition_penalty: Option<f64>,
     /// Seed of the sampling: the same seed gives the same text for every number of stages
     #[arg(long, value_name = "N", default_value_t = 0)]
     #[arg(value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub seed: u64,
+    /// Print a line of JSON for each text: prompt, text, new tokens, and why it ended (end, stop or
+    /// length)
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// How translations are searched.

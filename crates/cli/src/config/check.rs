@@ -89,13 +89,27 @@ impl Config {
     /// Checks that the kind of network fits the kind of data.
     fn check_kinds(&self) -> Result {
         let fit = match self.model {
-            Model::Transformer(_) | Model::Llama(_) => matches!(self.data, Data::Text(_)),
+            Model::Transformer(_) | Model::Llama(_) | Model::HuggingFace(_) => {
+                matches!(self.data, Data::Text(_))
+            }
             Model::Translation(_) => matches!(self.data, Data::Parallel(_)),
             _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
         };
         if !fit {
             let (model, data) = (self.shown("model.kind")?, self.shown("data.kind")?);
             return Err(ConfigError::Kinds { model, data });
+        }
+        if let (Model::HuggingFace(model), Data::Text(data)) = (&self.model, &self.data) {
+            if model.config.is_empty() {
+                let reason = "name a model's folder with --from FOLDER, whose config.json this is";
+                return refuse("model.config", "\"\"", reason);
+            }
+            let network = self.network()?;
+            let most = network.positions();
+            if network.ends_with_positions() && data.sequence as i64 > most {
+                let reason = format!("the model has positions for {most} tokens: use at most that");
+                return refuse("data.sequence", data.sequence, &reason);
+            }
         }
         if let Model::AmoebaNet(model) = &self.model
             && !(model.auxiliary >= 0.0 && model.auxiliary.is_finite())

@@ -4,7 +4,8 @@
 use serde::{Deserialize, Deserializer};
 
 /// Kinds of `[model]`.
-pub(crate) const MODELS: [&str; 5] = ["transformer", "llama", "translation", "amoebanet", "resnet"];
+pub(crate) const MODELS: [&str; 6] =
+    ["transformer", "llama", "huggingface", "translation", "amoebanet", "resnet"];
 /// Kinds of `[data]`.
 pub(crate) const DATA: [&str; 5] = ["text", "parallel", "image-folder", "cifar10", "cifar100"];
 /// The part of an error message between an unknown kind and the list of kinds.

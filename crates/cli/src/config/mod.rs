@@ -17,13 +17,14 @@ mod unreadable;
 use std::path::{Path, PathBuf};
 
 pub(crate) use crate::values::{
-    CropChoice, Decays, Dtype, Every, JsonChoice, KernelChoice, OnNan, OnUnreadableChoice,
-    OptimizerName, TokenizerChoice, VariantName,
+    CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice, OnNan,
+    OnUnreadableChoice, OptimizerName, TokenizerChoice, VariantName,
 };
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{Data, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig};
 use gpipe::{Balance, Kernels, RematPolicies};
 use gpipe_files::ReadError;
+use gpipe_models::huggingface::Network;
 use keys::{check_keys, defaults, flatten, set};
 #[cfg(test)]
 pub(crate) use kind::{DATA, MODELS};
@@ -31,7 +32,10 @@ pub(crate) use model::{LlamaConfig, Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 use unreadable::refused;
 
-use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
+use crate::{
+    args::{ConfigArguments, PipelineArguments, TrainArguments},
+    model_folder::ModelFolder,
+};
 
 /// The defaults of all keys, for the kinds that `text` chooses.
 #[cfg(test)]
@@ -39,6 +43,13 @@ pub(crate) fn defaults_of(text: &str) -> toml::Table {
     let given: toml::Table = text.parse().unwrap();
     defaults(&given, "reference").unwrap()
 }
+
+/// The configuration of `--from FOLDER` without a file.
+const FROM: &str = include_str!("from.toml");
+
+/// Tokens of a sample of `--from FOLDER` if nothing says it, or fewer where the model has fewer
+/// positions.
+const FROM_SEQUENCE: i64 = 512;
 
 /// Maximum size of a configuration file.
 const FILE_BYTES_MAX: u64 = 1 << 20;
@@ -59,10 +70,13 @@ pub(crate) enum ConfigError {
     #[error("{key} = {value}: {reason}")]
     Value { key: &'static str, value: String, reason: String },
     #[error(
-        "model.kind = {model} does not fit data.kind = {data}: a transformer learns from text, a \
+        "model.kind = {model} does not fit data.kind = {data}: a transformer, a llama and a \
+        huggingface model learn from text, a \
         translation from parallel, an image network from image-folder, cifar10 or cifar100"
     )]
     Kinds { model: String, data: String },
+    #[error("--from {0}")]
+    From(String),
     #[error("--text {path}: {reason}")]
     Text { path: PathBuf, reason: &'static str },
 }
@@ -72,6 +86,31 @@ impl Config {
     /// several replicas the largest part.
     pub(crate) fn samples_of_a_pipeline(&self) -> usize {
         self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
+    }
+
+    /// The network of a model's folder.
+    pub(crate) fn network(&self) -> Result<Network, ConfigError> {
+        let reason = match &self.model {
+            Model::HuggingFace(model) => match model.described() {
+                Ok(described) => return Ok(described.network),
+                Err(reason) => reason,
+            },
+            _ => "the model is not that of a folder".into(),
+        };
+        Err(ConfigError::Value { key: "model.config", value: "...".into(), reason })
+    }
+
+    /// The token that ends a document, if the model's description names one.
+    pub(crate) fn end(&self) -> Option<u32> {
+        self.ends().first().copied()
+    }
+
+    /// The tokens that end a text, as far as the model's description names them.
+    pub(crate) fn ends(&self) -> Vec<u32> {
+        match &self.model {
+            Model::HuggingFace(model) => model.described().map(|own| own.ends).unwrap_or_default(),
+            _ => Vec::new(),
+        }
     }
 
     /// The choice of tokenizer, for data that are text.
@@ -92,8 +131,11 @@ impl Config {
 
     /// Like [`Config::load`], but without the check, because more flags follow.
     pub(crate) fn read(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
-        let path = arguments.config.as_ref().ok_or(ConfigError::None)?;
-        Self::from_text(&read(path)?, path, arguments)
+        match (&arguments.config, &arguments.from) {
+            (Some(path), _) => Self::from_text(&read(path)?, path, arguments),
+            (None, Some(_)) => Self::from_text(FROM, Path::new("--from"), arguments),
+            (None, None) => Err(ConfigError::None),
+        }
     }
 
     /// Parses `text`, which was read from `origin`, and applies `--set` and the flags. The result
@@ -107,6 +149,9 @@ impl Config {
             ConfigError::Parse { path: origin.to_owned(), reason: error.to_string() }
         })?;
         let file = origin.display().to_string();
+        if let Some(folder) = &arguments.from {
+            take_folder(&mut table, folder, &file)?;
+        }
         let known = defaults(&table, &file)?;
         check_keys(&table, &known, &known, "", &file)?;
         // Kinds first, because other keys depend on them.
@@ -269,6 +314,33 @@ impl Config {
             reason: error.to_string(),
         })
     }
+}
+
+/// Takes the model and the tokenizer of `folder` into the configuration that `origin` names.
+fn take_folder(table: &mut toml::Table, folder: &Path, origin: &str) -> Result<(), ConfigError> {
+    let refused = |reason: String| Err(ConfigError::From(reason));
+    if table.contains_key("model") {
+        return refused(format!(
+            "{}: {origin} has a [model], and --from takes that of the folder: leave one of them \
+            out (--init takes only the weights)",
+            folder.display()
+        ));
+    }
+    let own = ModelFolder::open(folder).and_then(|own| Ok((own.tokenizer()?, own)));
+    let (tokenizer, own) = own.map_err(|error| ConfigError::From(error.to_string()))?;
+    let model = [("kind", "huggingface".to_owned()), ("config", own.config.clone())];
+    let model = model.map(|(key, value)| (key.to_owned(), toml::Value::String(value)));
+    table.insert("model".into(), toml::Table::from_iter(model).into());
+    let Some(tokenizer) = tokenizer.to_str() else {
+        return refused(format!("{}: its name is no UTF-8: rename it", folder.display()));
+    };
+    let data = table.entry("data").or_insert_with(|| toml::Table::new().into());
+    if let toml::Value::Table(data) = data {
+        data.entry("tokenizer").or_insert_with(|| tokenizer.into());
+        let sequence = own.described.network.positions().min(FROM_SEQUENCE);
+        data.entry("sequence").or_insert_with(|| sequence.into());
+    }
+    Ok(())
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

@@ -1,9 +1,13 @@
 //! `[model]`: the network, by `kind`, and its sizes.
 
+use gpipe_models::huggingface::Described;
 use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use super::kind::{KINDS_ARE, MODELS, with_kind};
-use crate::values::{VariantName, as_text};
+use crate::{
+    model_folder::described,
+    values::{GeluChoice, VariantName, as_text},
+};
 
 /// The network. The other keys of the table depend on `kind`.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -13,6 +17,8 @@ pub(crate) enum Model {
     Transformer(TransformerConfig),
     /// Decoder-only transformer built like Llama, for text.
     Llama(LlamaConfig),
+    /// A model that Hugging Face's transformers describes, for text.
+    HuggingFace(HuggingFaceConfig),
     /// Encoder-decoder transformer, for parallel text.
     Translation(TranslationConfig),
     /// AmoebaNet, for images.
@@ -44,6 +50,9 @@ pub(crate) struct TransformerConfig {
     pub tied: bool,
     /// Whether the partitioner may cut a block between attention and feed-forward.
     pub split_blocks: bool,
+    /// Form of the activation: `exact`, or `tanh`, the approximation that GPT-2 has.
+    #[serde(with = "as_text")]
+    pub gelu: GeluChoice,
 }
 
 /// The decoder-only transformer built like Llama, for text: RMSNorm, rotary positions, grouped
@@ -80,6 +89,21 @@ pub(crate) struct LlamaConfig {
     pub attention_dropout: f64,
     /// Whether the logits share the token table (Press & Wolf 2017).
     pub tied: bool,
+}
+
+/// A model that Hugging Face's transformers describes, for text. `--from FOLDER` chooses it.
+#[derive(Debug, Default, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct HuggingFaceConfig {
+    /// The text of the model's `config.json`. A key that is not supported is refused by name.
+    pub config: String,
+}
+
+impl HuggingFaceConfig {
+    /// What the text describes. The sizes fit each other.
+    pub(crate) fn described(&self) -> Result<Described, String> {
+        described(&self.config)
+    }
 }
 
 /// The encoder-decoder transformer, for parallel text.
@@ -153,6 +177,7 @@ impl<'de> Deserialize<'de> for Model {
         match kind.as_str() {
             "transformer" => rest.try_into().map(Self::Transformer),
             "llama" => rest.try_into().map(Self::Llama),
+            "huggingface" => rest.try_into().map(Self::HuggingFace),
             "translation" => rest.try_into().map(Self::Translation),
             "amoebanet" => rest.try_into().map(Self::AmoebaNet),
             "resnet" => rest.try_into().map(Self::ResNet),
@@ -182,6 +207,7 @@ impl Default for TransformerConfig {
             attention_dropout: 0.0,
             tied: true,
             split_blocks: true,
+            gelu: GeluChoice::Exact,
         }
     }
 }

@@ -22,9 +22,9 @@ pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
 /// The process timeout, in seconds, as far as the command line and its configuration file determine
 /// it. Errors in them are reported later, when the other processes can receive them.
 pub(crate) fn timeout_s(arguments: &ConfigArguments) -> u64 {
-    let config = match &arguments.config {
-        Some(_) => Config::read(arguments),
-        None => Config::from_text("", Path::new("--set"), arguments),
+    let config = match (&arguments.config, &arguments.from) {
+        (Some(_), _) | (_, Some(_)) => Config::read(arguments),
+        (None, None) => Config::from_text("", Path::new("--set"), arguments),
     };
     config.unwrap_or_default().pipeline.timeout_s
 }

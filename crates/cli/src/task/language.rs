@@ -45,7 +45,14 @@ impl Language {
             | (None, Model::Llama(LlamaConfig { vocabulary, .. })) => {
                 let tokenizer = Tokenizer::train(&corpus.train, *vocabulary)?;
                 learned = learned_from(&corpus.train, *vocabulary, &tokenizer);
-                Vocabulary::Tokens(Box::new(tokenizer))
+                tokenizer.into()
+            }
+            (None, Model::HuggingFace(_)) => {
+                return Err(CliError::Usage(
+                    "the model has tokens of its own: name its tokenizer with --set \
+                    data.tokenizer=PATH"
+                        .into(),
+                ));
             }
             (None, _) => {
                 return Err(CliError::Usage("text needs a transformer or a llama".into()));

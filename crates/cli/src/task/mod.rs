@@ -18,12 +18,12 @@ use std::ops::Range;
 use gpipe::{
     Accuracy, CrossEntropy, IntoTensors, LayerError, Loss, LossContext, Metric, Padding, Pipeline,
     PipelineBuilder, Sequence, TensorSpec, TopK, WithAuxiliary,
-    layers::{Rotary, RotaryScaling},
+    layers::{Gelu, Rotary, RotaryScaling},
 };
 use gpipe_models::{AmoebaNet, Llama, ResNet, Transformer, Variant, llama::BLOCKS_MAX};
 use tch::{Kind, Tensor};
 
-pub(crate) use self::vocabulary::{TOKENIZER, Vocabulary};
+pub(crate) use self::vocabulary::Vocabulary;
 use self::{
     classification::Classification,
     language::Language,
@@ -31,7 +31,8 @@ use self::{
 };
 use crate::{
     CliError,
-    config::{Config, Data, Dtype, Model, VariantName},
+    config::{Config, Data, Dtype, GeluChoice, LlamaConfig, Model, TransformerConfig, VariantName},
+    model_folder::check_vocabulary,
 };
 
 /// A mini-batch.
@@ -157,45 +158,15 @@ pub(crate) fn unit(config: &Config) -> &'static str {
 
 /// The network, for `size` tokens or classes.
 pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> {
-    let count = |size: usize| i64::try_from(size).unwrap_or(i64::MAX);
     const COLOURS: i64 = 3;
     Ok(match &config.model {
-        Model::Transformer(model) => Transformer {
-            vocabulary: count(size),
-            positions: count(sequence(config)),
-            features: model.features,
-            heads: model.heads,
-            hidden: model.hidden,
-            blocks: model.blocks,
-            dropout: model.dropout,
-            attention_dropout: model.attention_dropout,
-            tied: model.tied,
-            split_blocks: model.split_blocks,
+        Model::Transformer(model) => transformer(config, model, size).build()?,
+        Model::HuggingFace(_) => {
+            let network = config.network()?;
+            check_vocabulary(&network, size)?;
+            network.build().map_err(|error| CliError::Usage(error.to_string()))?
         }
-        .build()?,
-        Model::Llama(model) => Llama {
-            vocabulary: count(size),
-            features: model.features,
-            hidden: model.hidden,
-            windows: vec![(model.window != 0).then_some(model.window); blocks_of(model.blocks)],
-            heads: model.heads,
-            groups: model.groups,
-            head_size: model.head_size,
-            rotary: Rotary {
-                theta: model.theta,
-                positions: count(sequence(config)),
-                scaling: RotaryScaling::None,
-            },
-            eps: model.eps,
-            qkv_bias: model.qkv_bias,
-            output_bias: false,
-            mlp_bias: false,
-            head_norms: model.head_norms,
-            attention_dropout: model.attention_dropout,
-            tied: model.tied,
-            std: 0.02,
-        }
-        .build()?,
+        Model::Llama(model) => llama(config, model, size).build()?,
         Model::Translation(model) => gpipe_models::Translation {
             source_vocabulary: count(size),
             target_vocabulary: count(size),
@@ -237,6 +208,56 @@ pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> 
     })
 }
 
+fn count(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
+/// The configured transformer.
+pub(crate) fn transformer(config: &Config, model: &TransformerConfig, size: usize) -> Transformer {
+    Transformer {
+        vocabulary: count(size),
+        positions: count(sequence(config)),
+        features: model.features,
+        heads: model.heads,
+        hidden: model.hidden,
+        blocks: model.blocks,
+        dropout: model.dropout,
+        attention_dropout: model.attention_dropout,
+        tied: model.tied,
+        split_blocks: model.split_blocks,
+        gelu: match model.gelu {
+            GeluChoice::Exact => Gelu::Exact,
+            GeluChoice::Tanh => Gelu::Tanh,
+        },
+    }
+}
+
+/// The configured model built like Llama.
+pub(crate) fn llama(config: &Config, model: &LlamaConfig, size: usize) -> Llama {
+    Llama {
+        vocabulary: count(size),
+        features: model.features,
+        hidden: model.hidden,
+        windows: vec![(model.window != 0).then_some(model.window); blocks_of(model.blocks)],
+        heads: model.heads,
+        groups: model.groups,
+        head_size: model.head_size,
+        rotary: Rotary {
+            theta: model.theta,
+            positions: count(sequence(config)),
+            scaling: RotaryScaling::None,
+        },
+        eps: model.eps,
+        qkv_bias: model.qkv_bias,
+        output_bias: false,
+        mlp_bias: false,
+        head_norms: model.head_norms,
+        attention_dropout: model.attention_dropout,
+        tied: model.tied,
+        std: 0.02,
+    }
+}
+
 /// The number of blocks, or one that is refused as too many.
 fn blocks_of(blocks: usize) -> usize {
     blocks.min(BLOCKS_MAX + 1)
@@ -257,6 +278,9 @@ pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     let classes = match &config.model {
         Model::Transformer(model) => return Ok(model.vocabulary),
         Model::Llama(model) => return Ok(model.vocabulary),
+        Model::HuggingFace(_) => {
+            return Ok(usize::try_from(config.network()?.vocabulary()).unwrap_or_default());
+        }
         Model::Translation(model) => return Ok(model.vocabulary),
         Model::AmoebaNet(model) => model.classes,
         Model::ResNet(model) => model.classes,

@@ -91,7 +91,7 @@ impl Translation {
             data.length,
             own.tokenizer().vocabulary()
         );
-        let vocabulary = Vocabulary::Tokens(Box::new(own.tokenizer().clone()));
+        let vocabulary = Vocabulary::from(own.tokenizer().clone());
         let fingerprint = fingerprint(&train);
         let (config, data) = (config.clone(), data.clone());
         let train = Arc::new(train);

@@ -24,6 +24,7 @@ pub(super) fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
     let facts = [
         ("--out", path(out)),
         ("--resume", text(resume)),
+        ("--from", path(&arguments.pipeline.config.from)),
         ("--init", path(init)),
         ("--names", path(names)),
         ("--partial", partial.to_string()),
@@ -50,7 +51,11 @@ pub(super) fn write_begun(
         // Before the first step, because measurements are compared with the plan.
         plan.write(&out.join(PLAN))?;
     }
-    write_aside(&out.join(vocabulary.file()), &vocabulary.to_json()?)
+    for (name, bytes) in vocabulary.files()? {
+        let path = out.join(name);
+        gpipe_files::write(&path, &bytes).map_err(io(&path))?;
+    }
+    Ok(())
 }
 
 /// Renames a file that an earlier end of the run wrote.

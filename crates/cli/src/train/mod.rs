@@ -25,7 +25,7 @@ mod validation;
 use std::{collections::BTreeSet, path::Path, time::Instant};
 
 use gpipe::{Pipeline, Sequence};
-use gpipe_checkpoint::{Checkpoint, manifest::TrainPosition, tensor_file::TensorFile};
+use gpipe_checkpoint::{Checkpoint, manifest::TrainPosition};
 
 use self::{
     begun::{set_aside, told, write_begun},
@@ -41,7 +41,8 @@ use crate::{
     CliError,
     args::TrainArguments,
     config::Config,
-    demand, init,
+    demand,
+    init::{self, Init},
     output::say,
     plan::{self, Wanted},
     plan_file::PlanFile,
@@ -56,10 +57,15 @@ use crate::{
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Result<(), CliError> {
     // Checked before any folder is looked for.
-    if arguments.init.is_some() && arguments.resume.as_deref().is_some_and(|from| from != "auto") {
-        return Err(CliError::Usage(
-            "--init starts anew and --resume goes on: give one of them, or --resume auto".into(),
-        ));
+    let from = arguments.pipeline.config.from.is_some();
+    let begins = [(arguments.init.is_some(), "--init"), (from, "--from")];
+    let begins = begins.iter().find(|(is_given, _)| *is_given);
+    if let Some((_, flag)) = begins
+        && arguments.resume.as_deref().is_some_and(|from| from != "auto")
+    {
+        return Err(CliError::Usage(format!(
+            "{flag} starts anew and --resume goes on: give one of them, or --resume auto"
+        )));
     }
     let mut config = arguments.pipeline.config.clone();
     if let (None, Some(from)) = (&config.config, &arguments.resume) {
@@ -103,8 +109,8 @@ struct TrainingData {
     task: Box<dyn Task>,
     /// The run's position in the data.
     position: TrainPosition,
-    /// The weights of `--init`, until they are loaded.
-    init: Option<TensorFile>,
+    /// The weights of `--init` or `--from`, until they are loaded.
+    init: Option<Init>,
     /// Parameters that start from random values although the weights of `--init` have them.
     reinitialized: &'static [&'static str],
 }
@@ -115,12 +121,18 @@ fn open_data(
     start: &Start,
     processes: &Processes,
 ) -> Result<TrainingData, CliError> {
-    let init = arguments.init.as_deref().map(init::open).transpose()?;
+    let init = match (&arguments.pipeline.config.from, &arguments.init) {
+        (Some(folder), _) => Some(init::open_folder(folder)?),
+        (None, init) => init.as_deref().map(init::open).transpose()?,
+    };
     let (init, given) = match (&start.checkpoint, init) {
-        (Some(checkpoint), _) => (None, Some(Vocabulary::of_checkpoint(checkpoint)?)),
-        (None, Some(init)) => {
-            let vocabulary = Vocabulary::of_weights(&start.config, &init.from, init.vocabulary)?;
-            (Some(init.file), vocabulary)
+        (Some(checkpoint), _) => {
+            (None, Some(Vocabulary::of_checkpoint(checkpoint, start.config.end())?))
+        }
+        (None, Some(mut init)) => {
+            let beside = init.vocabulary.take();
+            let vocabulary = Vocabulary::of_weights(&start.config, &init.from, beside)?;
+            (Some(init), vocabulary)
         }
         (None, None) => (None, None),
     };
@@ -177,8 +189,8 @@ fn build(
     let make = data.task.training(data.position.batches, data.position.samples, fed)?;
     match (&start.checkpoint, data.init.take()) {
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
-        (None, Some(file)) => {
-            init::load(&mut pipeline, file, config, arguments, data.reinitialized)?;
+        (None, Some(init)) => {
+            init::load(&mut pipeline, init, config, arguments, data.reinitialized)?;
         }
         (None, None) => {}
     }

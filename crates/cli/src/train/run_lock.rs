@@ -49,10 +49,9 @@ struct Lock {
 }
 
 fn numbered(arguments: &TrainArguments, number: usize) -> PathBuf {
-    let config = arguments.pipeline.config.config.as_deref();
-    let name = config.and_then(Path::file_stem).unwrap_or_default().to_string_lossy();
+    let name = arguments.pipeline.config.name();
     match number {
-        1 => PathBuf::from("out").join(name.as_ref()),
+        1 => PathBuf::from("out").join(name),
         _ => PathBuf::from("out").join(format!("{name}-{number}")),
     }
 }

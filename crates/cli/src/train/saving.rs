@@ -27,8 +27,8 @@ pub(super) struct Saving {
     every: Every,
     keep_best: bool,
     config: String,
-    /// Name and contents of the vocabulary's file.
-    vocabulary: (String, Vec<u8>),
+    /// Names and contents of the vocabulary's files.
+    vocabulary: Vec<(String, Vec<u8>)>,
     best: Option<Best>,
     /// When the last save began, or the run.
     last: Instant,
@@ -69,7 +69,7 @@ impl Saving {
             every: config.checkpoint.every,
             keep_best: config.checkpoint.keep_best,
             config: config.resolved().to_toml()?,
-            vocabulary: (vocabulary.file().into(), vocabulary.to_json()?.into_bytes()),
+            vocabulary: vocabulary.files()?,
             best: start.best,
             last: Instant::now(),
             at: from.filter(is_own).map(|from| from.manifest().progress.batches),
@@ -130,7 +130,7 @@ impl Saving {
             progress: TrainPosition { records, ..position.clone() },
             best: self.best,
             config: self.config.clone(),
-            files: vec![self.vocabulary.clone()],
+            files: self.vocabulary.clone(),
         };
         let before = checkpoints.wait();
         self.last = Instant::now();

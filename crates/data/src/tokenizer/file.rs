@@ -1,4 +1,4 @@
-//! Reads a saved tokenizer.
+//! Reads a tokenizer that was learned here.
 //!
 //! The format is the JSON of the `tokenizers` crate, so other tools can read it. The crate's reader
 //! is not used, because it accepts tokenizers that are not lossless and panics on some damaged
@@ -9,9 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 
 use serde_json::Value;
 
-use super::{
-    END_OF_DOCUMENT, GPT2_END, VOCABULARY_MAX, VOCABULARY_MIN, alphabet, end_of_document, specials,
-};
+use super::{END_OF_DOCUMENT, VOCABULARY_MAX, VOCABULARY_MIN, alphabet, specials};
 
 /// Two adjacent token ids.
 type Pair = (u32, u32);
@@ -27,52 +25,58 @@ pub(super) struct Saved {
 }
 
 /// Extracts the vocabulary and merges from a tokenizer's JSON, or returns what is wrong with it.
-pub(super) fn parse(json: &str) -> Result<Saved, String> {
+/// `None` if it is a tokenizer of another program: it has no token [`END_OF_DOCUMENT`].
+pub(super) fn parse(json: &str) -> Result<Option<Saved>, String> {
     let root: Value = serde_json::from_str(json).map_err(|error| {
         format!("it is not JSON (line {}, column {})", error.line(), error.column())
     })?;
+    if !is_ours(&root) {
+        return Ok(None);
+    }
     check_kind(&root)?;
     let tokens = tokens(&root)?;
     check_tokens(&tokens)?;
     let specials = specials(&root, &tokens)?;
     let merges = merges(&root, &tokens, &specials)?;
-    Ok(Saved { tokens, merges, specials })
+    Ok(Some(Saved { tokens, merges, specials }))
 }
 
-/// A setting: its path, its required value, and equivalent values.
-type Setting = (&'static str, Value, &'static [&'static str]);
+/// Whether it has the token that ends documents here, added or not.
+fn is_ours(root: &Value) -> bool {
+    let vocabulary = root.pointer("/model/vocab").and_then(Value::as_object);
+    let added = root.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
+    let mut texts = added.filter_map(|token| token.get("content").and_then(Value::as_str));
+    vocabulary.is_some_and(|vocabulary| vocabulary.contains_key(END_OF_DOCUMENT))
+        || texts.any(|text| text == END_OF_DOCUMENT)
+}
 
-/// Checks that the file sets everything as [`super::Tokenizer::around`] does, or equivalently, as
-/// GPT-2's file does. Otherwise the tokenizer would encode differently from the one that was saved.
+/// Checks that the file sets everything as [`super::Tokenizer::around`] does. Otherwise the
+/// tokenizer would encode differently from the one that was saved.
 fn check_kind(root: &Value) -> Result<(), String> {
-    let expected: [Setting; 14] = [
-        ("/model/type", Value::from("BPE"), &[]),
-        ("/pre_tokenizer/type", Value::from("ByteLevel"), &[]),
-        ("/pre_tokenizer/add_prefix_space", Value::from(false), &[]),
-        ("/pre_tokenizer/use_regex", Value::from(true), &["null"]), // absent in older files
-        ("/decoder/type", Value::from("ByteLevel"), &[]),
-        ("/normalizer", Value::Null, &[]),
-        ("/model/dropout", Value::Null, &[]),
-        ("/model/unk_token", Value::Null, &[r#""""#]), // never used: all bytes are tokens
-        ("/model/continuing_subword_prefix", Value::Null, &[r#""""#]),
-        ("/model/end_of_word_suffix", Value::Null, &[r#""""#]),
-        ("/model/byte_fallback", Value::from(false), &["null"]),
-        ("/model/ignore_merges", Value::from(false), &["null"]),
-        ("/truncation", Value::Null, &[]),
-        ("/padding", Value::Null, &[]),
+    let expected = [
+        ("/model/type", Value::from("BPE")),
+        ("/pre_tokenizer/type", Value::from("ByteLevel")),
+        ("/pre_tokenizer/add_prefix_space", Value::from(false)),
+        ("/pre_tokenizer/use_regex", Value::from(true)),
+        ("/decoder/type", Value::from("ByteLevel")),
+        ("/normalizer", Value::Null),
+        ("/post_processor", Value::Null),
+        ("/model/dropout", Value::Null),
+        ("/model/unk_token", Value::Null),
+        ("/model/continuing_subword_prefix", Value::Null),
+        ("/model/end_of_word_suffix", Value::Null),
+        ("/model/byte_fallback", Value::from(false)),
+        ("/model/ignore_merges", Value::from(false)),
+        ("/truncation", Value::Null),
+        ("/padding", Value::Null),
     ];
-    for (pointer, value, same) in expected {
+    for (pointer, value) in expected {
         let found = root.pointer(pointer).unwrap_or(&Value::Null);
-        if *found != value && !same.contains(&found.to_string().as_str()) {
+        if *found != value {
             return Err(format!("{pointer} is {found} and must be {value}"));
         }
     }
-    // A byte-level post-processor only computes offsets. Any other type adds tokens.
-    match root.pointer("/post_processor/type") {
-        None => Ok(()),
-        Some(kind) if kind == "ByteLevel" => Ok(()),
-        Some(kind) => Err(format!("/post_processor/type is {kind} and must be null")),
-    }
+    Ok(())
 }
 
 /// The special tokens: all that were added to the vocabulary.
@@ -83,8 +87,8 @@ fn specials(root: &Value, tokens: &[String]) -> Result<Vec<String>, String> {
         .flatten()
         .map(|token| special(token, tokens))
         .collect::<Result<_, _>>()?;
-    if end_of_document(&specials).is_none() {
-        return Err(format!("its added tokens lack {END_OF_DOCUMENT} and {GPT2_END}"));
+    if !specials.iter().any(|special| special == END_OF_DOCUMENT) {
+        return Err(format!("its added tokens lack {END_OF_DOCUMENT}"));
     }
     specials::check(&specials)
         .map_err(|(special, reason)| format!("its added token {special} {reason}"))?;
@@ -134,8 +138,8 @@ fn check_tokens(tokens: &[String]) -> Result<(), String> {
     if !byte_texts.all(|text| texts.contains(text.as_str())) {
         return Err("its vocabulary lacks some of the 256 bytes".to_owned());
     }
-    if !texts.contains(END_OF_DOCUMENT) && !texts.contains(GPT2_END) {
-        return Err(format!("its vocabulary lacks {END_OF_DOCUMENT} and {GPT2_END}"));
+    if !texts.contains(END_OF_DOCUMENT) {
+        return Err(format!("its vocabulary lacks {END_OF_DOCUMENT}"));
     }
     Ok(())
 }
@@ -157,14 +161,10 @@ fn merges(root: &Value, tokens: &[String], specials: &[String]) -> Result<Vec<Pa
     Ok(pairs)
 }
 
-/// The halves of a merge, which is `["a", "b"]`, or `"a b"` in older files.
+/// The halves of a merge, which is `["a", "b"]`.
 fn halves(merge: &Value) -> Option<(&str, &str)> {
-    match merge {
-        Value::String(text) => text.split_once(' '),
-        Value::Array(halves) => match halves.as_slice() {
-            [a, b] => Some((a.as_str()?, b.as_str()?)),
-            _ => None,
-        },
+    match merge.as_array().map(Vec::as_slice) {
+        Some([a, b]) => Some((a.as_str()?, b.as_str()?)),
         _ => None,
     }
 }

@@ -1,10 +1,15 @@
-//! Byte-level BPE: text to tokens and back.
+//! Text to tokens and back.
+//!
+//! A tokenizer that is learned here is byte-level BPE, and lossless. One of another program is what
+//! its file says.
 //!
 //! - `alphabet`: the characters that stand for bytes;
 //! - `words`: the pieces that merges never cross, with their counts;
 //! - `specials`: tokens that stand for no text;
 //! - `pieces`: long texts cut for encoding;
-//! - `file`: reading a saved tokenizer.
+//! - `file`: reading a saved tokenizer;
+//! - `general`: tokenizers of other programs;
+//! - `stream`, `utf8`: text of tokens that arrive one by one.
 //!
 //! The `tokenizers` crate does the learning, encoding and decoding. What it learns depends only on
 //! the words: 100 runs with one to eight threads produced the same bytes, even for words in which
@@ -12,10 +17,13 @@
 
 mod alphabet;
 mod file;
+mod general;
 mod pieces;
 mod specials;
+mod stream;
 #[cfg(test)]
 mod tests;
+mod utf8;
 mod words;
 
 pub use crate::bounds::VOCABULARY_MAX;
@@ -28,21 +36,14 @@ use tokenizers::{AddedToken, Model, NormalizerWrapper, TokenizerImpl};
 
 use crate::corpus::read;
 use crate::{Document, Error, Result};
+use general::General;
+pub use general::end_in_config;
+pub use stream::TextStream;
 pub use words::TRAINING_BYTES_MAX;
 
 /// The text of the token that follows each document. It is only a name: the same characters in a
 /// document are encoded as ordinary text.
 pub const END_OF_DOCUMENT: &str = "<|end|>";
-
-/// GPT-2's end-of-document token. A tokenizer without [`END_OF_DOCUMENT`] may have this one
-/// instead.
-const GPT2_END: &str = "<|endoftext|>";
-
-/// The special token that follows each document.
-fn end_of_document(specials: &[String]) -> Option<&str> {
-    let has = |name: &&str| specials.iter().any(|special| special == name);
-    [END_OF_DOCUMENT, GPT2_END].into_iter().find(has)
-}
 
 /// Minimum count of a pair to merge. A merge of a pair seen once would only memorize one place.
 const PAIR_COUNT_MIN: u64 = 2;
@@ -53,18 +54,44 @@ pub const VOCABULARY_MIN: usize = 257;
 
 /// Maximum size of a tokenizer file. The largest vocabulary takes about a hundred bytes per token.
 const JSON_BYTES_MAX: u64 = 256 << 20;
+/// The file beside another program's tokenizer.
+const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
+/// Its maximum size. It may contain a template for chats.
+const CONFIG_BYTES_MAX: u64 = 16 << 20;
 
 type Inner = TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLevel>;
 
-/// A byte-level BPE tokenizer. It encodes and decodes any UTF-8 text without loss, whether or not
-/// the text occurred in training.
+/// A tokenizer.
+///
+/// One that is learned here is byte-level BPE. It encodes and decodes any UTF-8 text without loss,
+/// whether or not the text occurred in training. One of another program, such as that of a Llama,
+/// encodes as the `tokenizers` library does: it may add a token that begins a text, and it may
+/// lose something.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
-    inner: Inner,
+    engine: Engine,
     vocabulary: usize,
     end_of_document: u32,
     /// Special tokens with their ids, sorted by id.
     specials: Vec<(String, u32)>,
+}
+
+/// What encodes and decodes.
+#[derive(Debug, Clone)]
+enum Engine {
+    /// Learned here.
+    Lossless(Box<Inner>),
+    /// Of another program.
+    General(Box<General>),
+}
+
+/// Which token of another program's tokenizer ends a document.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EndToken<'a> {
+    /// By its text.
+    Text(&'a str),
+    /// By its id.
+    Id(u32),
 }
 
 impl Tokenizer {
@@ -115,8 +142,7 @@ impl Tokenizer {
     /// special tokens.
     fn around(model: BPE, specials: Vec<String>) -> Result<Tokenizer> {
         let vocabulary = model.get_vocab_size();
-        let end = end_of_document(&specials).unwrap_or(END_OF_DOCUMENT);
-        let end_of_document = model.token_to_id(end).unwrap_or_default();
+        let end_of_document = model.token_to_id(END_OF_DOCUMENT).unwrap_or_default();
         let id = |text: String| model.token_to_id(&text).map(|id| (text, id));
         let mut specials: Vec<(String, u32)> = specials.into_iter().filter_map(id).collect();
         specials.sort_unstable_by_key(|(_, id)| *id);
@@ -131,29 +157,50 @@ impl Tokenizer {
         // A document about tokenizers may contain "<|end|>", which is text there, not the end of
         // the document.
         inner.set_encode_special_tokens(true);
-        Ok(Tokenizer { inner, vocabulary, end_of_document, specials })
+        let engine = Engine::Lossless(Box::new(inner));
+        Ok(Tokenizer { engine, vocabulary, end_of_document, specials })
     }
 
-    /// Reads a tokenizer that [`Tokenizer::save`] wrote, or another byte-level BPE tokenizer of the
-    /// same kind, such as GPT-2's `tokenizer.json`, whose documents end with `<|endoftext|>`.
+    /// Reads a tokenizer that [`Tokenizer::save`] wrote, or a `tokenizer.json` of another program.
+    /// For the latter, a `tokenizer_config.json` beside it may say which token ends a text.
     ///
     /// # Errors
-    /// Fails if the file is missing or damaged, or if its tokenizer is not lossless or has no token
-    /// for the end of a document.
+    /// Fails if the file is missing or damaged, or if it does not say which token ends a document.
     pub fn load(path: &Path) -> Result<Tokenizer> {
         let json = read::text_of_at_most(path, JSON_BYTES_MAX)?;
-        Self::from_json(&json, path)
+        let beside = path.with_file_name(TOKENIZER_CONFIG);
+        let config = match beside.is_file() {
+            true => Some(read::text_of_at_most(&beside, CONFIG_BYTES_MAX)?),
+            false => None,
+        };
+        let end = config.as_deref().and_then(general::end_in_config);
+        Self::from_json_with(&json, path, end.as_deref().map(EndToken::Text))
     }
 
     /// As [`Tokenizer::load`], from the JSON text that [`Tokenizer::to_json`] returns. `origin`
     /// names the source in errors.
     ///
     /// # Errors
-    /// Fails if the text is damaged, or if its tokenizer is not lossless or has no token for the
-    /// end of a document.
+    /// As for [`Tokenizer::load`].
     pub fn from_json(json: &str, origin: &Path) -> Result<Tokenizer> {
-        let file::Saved { tokens, merges, specials } = file::parse(json)
-            .map_err(|reason| Error::TokenizerFile { path: origin.to_path_buf(), reason })?;
+        Self::from_json_with(json, origin, None)
+    }
+
+    /// As [`Tokenizer::from_json`]. `end` is the token that ends a document, for a tokenizer of
+    /// another program. Without it, a special token with a usual name does, such as `</s>`.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::load`]; and if there is no such token.
+    pub fn from_json_with(
+        json: &str,
+        origin: &Path,
+        end: Option<EndToken<'_>>,
+    ) -> Result<Tokenizer> {
+        let refused = |reason| Error::TokenizerFile { path: origin.to_path_buf(), reason };
+        let Some(saved) = file::parse(json).map_err(refused)? else {
+            return Self::general(json, end).map_err(refused);
+        };
+        let file::Saved { tokens, merges, specials } = saved;
         let text = |id: u32| tokens.get(id as usize).cloned().unwrap_or_default();
         let merges = merges.iter().map(|&(a, b)| (text(a), text(b))).collect();
         let ids: Vocab = tokens.iter().cloned().zip(0..).collect();
@@ -162,6 +209,29 @@ impl Tokenizer {
             .build()
             .map_err(Error::tokenizer("build the tokenizer"))?;
         Self::around(model, specials)
+    }
+
+    fn general(json: &str, end: Option<EndToken<'_>>) -> std::result::Result<Tokenizer, String> {
+        let (general, general::Facts { vocabulary, specials, end: usual }) = General::parse(json)?;
+        let end_of_document = match end {
+            Some(EndToken::Text(text)) => general
+                .id(text)
+                .ok_or_else(|| format!("it has no token {text}, which is said to end a text"))?,
+            Some(EndToken::Id(id)) if (id as usize) < vocabulary => id,
+            Some(EndToken::Id(id)) => {
+                return Err(format!(
+                    "token {id} is said to end a text, and it has {vocabulary} tokens"
+                ));
+            }
+            None => usual.ok_or_else(|| {
+                format!(
+                    "it does not say which token ends a document: put a {TOKENIZER_CONFIG} beside \
+                    it, with \"eos_token\""
+                )
+            })?,
+        };
+        let engine = Engine::General(Box::new(general));
+        Ok(Tokenizer { engine, vocabulary, end_of_document, specials })
     }
 
     /// Writes the tokenizer as JSON in the format of the `tokenizers` library. The write is atomic:
@@ -174,15 +244,27 @@ impl Tokenizer {
         gpipe_files::write(path, json.as_bytes()).map_err(Error::io("write", path))
     }
 
-    /// The tokenizer as JSON in the format of the `tokenizers` library.
+    /// The tokenizer as JSON in the format of the `tokenizers` library. That of another program is
+    /// the text that it was read from.
     ///
     /// # Errors
     /// Fails if the `tokenizers` library fails. No tokenizer is known to cause this.
     pub fn to_json(&self) -> Result<String> {
-        self.inner.to_string(false).map_err(Error::tokenizer("write the tokenizer as JSON"))
+        match &self.engine {
+            Engine::Lossless(inner) => {
+                inner.to_string(false).map_err(Error::tokenizer("write the tokenizer as JSON"))
+            }
+            Engine::General(general) => Ok(general.json.clone()),
+        }
     }
 
-    /// Encodes a text as tokens, without an end-of-document token.
+    /// Whether this is the tokenizer of another program.
+    pub fn is_general(&self) -> bool {
+        matches!(self.engine, Engine::General(_))
+    }
+
+    /// Encodes a text as tokens, without an end-of-document token. A tokenizer of another program
+    /// adds what its post-processor adds.
     ///
     /// # Errors
     /// Fails if the `tokenizers` library fails. No text is known to cause this.
@@ -191,10 +273,14 @@ impl Tokenizer {
     }
 
     fn encode_pieces(&self, text: &str, piece_bytes: usize) -> Result<Vec<u32>> {
+        let inner = match &self.engine {
+            Engine::Lossless(inner) => inner,
+            Engine::General(general) => return general.encode(text),
+        };
         let mut tokens = Vec::new();
         for piece in pieces::pieces(text, piece_bytes) {
             let encoding =
-                self.inner.encode_fast(piece, false).map_err(Error::tokenizer("encode a text"))?;
+                inner.encode_fast(piece, false).map_err(Error::tokenizer("encode a text"))?;
             tokens.extend_from_slice(encoding.get_ids());
         }
         Ok(tokens)
@@ -224,19 +310,27 @@ impl Tokenizer {
         if let Some(&token) = tokens.iter().find(unknown) {
             return Err(Error::UnknownToken { token, vocabulary: self.vocabulary });
         }
-        self.inner.decode(tokens, leave_out_specials).map_err(Error::tokenizer("decode tokens"))
+        match &self.engine {
+            Engine::Lossless(inner) => {
+                inner.decode(tokens, leave_out_specials).map_err(Error::tokenizer("decode tokens"))
+            }
+            Engine::General(general) => general.decode(tokens, leave_out_specials),
+        }
     }
 
-    /// The bytes that a token stands for, which may be part of a character. For callers that show
-    /// tokens as they arrive and hold back incomplete characters. The bytes of a special token are
-    /// those of its name.
-    ///
-    /// # Errors
-    /// Fails if the token is outside the vocabulary.
-    pub fn token_bytes(&self, token: u32) -> Result<Vec<u8>> {
+    /// Begins a text whose tokens arrive one by one.
+    pub fn stream(&self) -> TextStream<'_> {
+        TextStream::new(self)
+    }
+
+    /// The text of a token in the vocabulary.
+    fn token_text(&self, token: u32) -> Result<String> {
         let unknown = Error::UnknownToken { token, vocabulary: self.vocabulary };
-        let text = self.inner.id_to_token(token).ok_or(unknown)?;
-        Ok(alphabet::bytes(&text))
+        let text = match &self.engine {
+            Engine::Lossless(inner) => inner.id_to_token(token),
+            Engine::General(general) => general.text(token),
+        };
+        text.ok_or(unknown)
     }
 
     /// The token that follows each document in a [`TokenSet`](crate::TokenSet).
@@ -249,7 +343,8 @@ impl Tokenizer {
         self.specials.iter().find_map(|(special, id)| (special == text).then_some(*id))
     }
 
-    /// The special tokens by id: [`END_OF_DOCUMENT`] and those given to [`Tokenizer::train_with`].
+    /// The special tokens by id: [`END_OF_DOCUMENT`] and those given to [`Tokenizer::train_with`],
+    /// or those of another program's file.
     pub fn specials(&self) -> impl ExactSizeIterator<Item = &str> {
         self.specials.iter().map(|(special, _)| special.as_str())
     }

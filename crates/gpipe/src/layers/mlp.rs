@@ -15,6 +15,25 @@ use crate::{
     tape::{Tape, Var},
 };
 
+/// The two forms of the Gaussian error linear unit (Hendrycks & Gimpel 2016).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum Gelu {
+    /// `x Phi(x)`, with the normal distribution's Phi.
+    #[default]
+    Exact,
+    /// The approximation with tanh, which GPT-2 has (`gelu_new`). It differs by up to 5e-4.
+    Tanh,
+}
+
+impl Gelu {
+    fn apply(self, x: &Tensor) -> Result<Tensor, LayerError> {
+        Ok(x.f_gelu(match self {
+            Self::Exact => "none",
+            Self::Tanh => "tanh",
+        })?)
+    }
+}
+
 /// Feed-forward layer: x + dropout(W2 gelu(W1 norm(x))), [samples, ..., features] -> the same shape
 /// (Vaswani et al. 2017, section 3.3).
 ///
@@ -31,6 +50,8 @@ pub struct Mlp {
     pub std: f64,
     /// Standard deviation of the output projection's initial weights.
     pub output_std: f64,
+    /// The activation.
+    pub gelu: Gelu,
 }
 
 impl Mlp {
@@ -69,7 +90,7 @@ impl Mlp {
         }
         let h = normalise(ctx, first, x)?;
         let h = ctx.linear(&h, ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
-        let h = h.f_gelu("none")?;
+        let h = self.gelu.apply(&h)?;
         let y = ctx.linear(&h, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }

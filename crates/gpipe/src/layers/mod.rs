@@ -38,7 +38,7 @@ pub use grouped_attention::GroupedAttention;
 pub use head::Head;
 pub use linear::Linear;
 pub use llama_block::LlamaBlock;
-pub use mlp::Mlp;
+pub use mlp::{Gelu, Mlp};
 pub use norm::LayerNorm;
 pub use rms_norm::RmsNorm;
 pub use rotary::{Rotary, RotaryScaling};

@@ -1,10 +1,12 @@
 //! Access to a pipeline's parameters, gradients and averages by their full names.
 
+use std::collections::HashSet;
+
 use gpipe_core::{DeviceId, StageId};
 use gpipe_runtime::StageExecutor;
 use tch::Tensor;
 
-use super::Pipeline;
+use super::{Pipeline, model::OwnedParameter};
 use crate::{
     error::{Error, LayerError, Result},
     optim::name_matches,
@@ -41,6 +43,15 @@ impl Pipeline {
     /// If a device does not answer.
     pub fn parameters(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.parameters_matching("*")
+    }
+
+    /// The full names of the parameters that a stage of this process uses, a tied weight included.
+    pub fn parameters_here(&self) -> HashSet<String> {
+        let here = self.engine.here();
+        let is_here =
+            |own: &&OwnedParameter| own.uses.iter().any(|(stage, _)| here.contains(&stage.index()));
+        let own = self.model.parameters.iter().filter(is_here);
+        own.map(|parameter| parameter.name.clone()).collect()
     }
 
     /// Returns copies of the parameters whose full names match `pattern` (`*` stands for any text),

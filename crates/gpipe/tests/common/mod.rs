@@ -107,7 +107,8 @@ pub fn model(features: Features) -> Sequence {
         std,
         output_std,
     };
-    let mlp = Mlp { features: FEATURES, hidden: 32, dropout, std, output_std };
+    let mlp =
+        Mlp { features: FEATURES, hidden: 32, dropout, std, output_std, gelu: Default::default() };
     let embedding = Embedding {
         vocabulary: VOCABULARY,
         features: FEATURES,

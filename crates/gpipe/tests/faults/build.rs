@@ -139,7 +139,14 @@ fn fault_build_floats_of_another_width_are_found_when_it_is_built() {
 #[test]
 fn fault_build_two_parameters_of_one_full_name_are_refused() {
     // 'a' + 'hidden.weight' and 'a.hidden' + 'weight' are both 'a.hidden.weight'.
-    let mlp = Mlp { features: 4, hidden: 4, dropout: 0.0, std: 0.1, output_std: 0.1 };
+    let mlp = Mlp {
+        features: 4,
+        hidden: 4,
+        dropout: 0.0,
+        std: 0.1,
+        output_std: 0.1,
+        gelu: Default::default(),
+    };
     let text = unfit(&Sequence::new().push("a", mlp).push("a.hidden", Linear::new(4, 4)));
     assert_says(&text, &["a.hidden.weight"]);
 }

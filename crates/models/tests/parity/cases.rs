@@ -63,6 +63,7 @@ impl Case {
             attention_dropout: 0.0,
             tied: self.tied,
             split_blocks: true,
+            gelu: Default::default(),
         };
         let builder = Pipeline::builder(model.build()?, TensorSpec::new([4, LENGTH], Kind::Int64))
             .stages(2)

@@ -6,14 +6,14 @@
 
 /// A decoder that holds back at most 3 bytes, the beginning of one character.
 #[derive(Debug, Default)]
-pub(crate) struct Utf8Stream {
+pub(super) struct Utf8Stream {
     held: Vec<u8>,
 }
 
 impl Utf8Stream {
     /// Adds `bytes` and returns the text that is complete now. However the bytes are split, the
     /// concatenated results equal those of `String::from_utf8_lossy` on all of them.
-    pub(crate) fn push(&mut self, bytes: &[u8]) -> String {
+    pub(super) fn push(&mut self, bytes: &[u8]) -> String {
         self.held.extend_from_slice(bytes);
         let mut text = String::new();
         let mut incomplete = Vec::new();
@@ -34,7 +34,7 @@ impl Utf8Stream {
     }
 
     /// The rest at the end of the stream: empty, or U+FFFD for an incomplete character.
-    pub(crate) fn finish(self) -> String {
+    pub(super) fn finish(self) -> String {
         String::from_utf8_lossy(&self.held).into_owned()
     }
 }

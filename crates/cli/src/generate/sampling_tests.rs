@@ -4,7 +4,12 @@ use gpipe_core::splitmix::Stream;
 
 use super::*;
 
-const ALL: Sampling = Sampling { temperature: 1.0, top_k: None, top_p: 1.0 };
+const ALL: Sampling =
+    Sampling { temperature: 1.0, top_k: None, top_p: 1.0, min_p: 0.0, repetition_penalty: 1.0 };
+
+fn settings(temperature: f64, top_k: Option<usize>, top_p: f64) -> Result<Sampling, SamplingError> {
+    Sampling::new(Sampling { temperature, top_k, top_p, ..ALL })
+}
 
 /// Random logits, about a third of them equal to another one.
 fn logits(stream: &mut Stream, count: usize) -> Vec<f32> {
@@ -28,6 +33,9 @@ fn brute_force(logits: &[f32], sampling: &Sampling) -> Vec<f64> {
     };
     let kept: Vec<usize> =
         in_k.iter().copied().filter(|&t| before(t) < sampling.top_p - 1e-12).collect();
+    let most = kept.iter().map(|&t| weight(t)).fold(0.0, f64::max);
+    let kept: Vec<usize> =
+        kept.into_iter().filter(|&t| weight(t) >= sampling.min_p * most * (1.0 - 1e-12)).collect();
     let total: f64 = kept.iter().map(|&t| weight(t)).sum();
     tokens.map(|t| if kept.contains(&t) { weight(t) / total } else { 0.0 }).collect()
 }
@@ -50,8 +58,10 @@ fn oracle_probabilities_are_those_of_brute_force() {
         let count = 1 + stream.below(12);
         let logits = logits(&mut stream, count);
         let top_k = [None, Some(1 + stream.below(count + 3))][case % 2];
-        let top_p = [1.0, 0.05 + 0.9 * uniform(3, case as u64)][case / 2 % 2];
-        let sampling = Sampling::new(0.2 + case as f64 / 50.0, top_k, top_p).unwrap();
+        let top_p = [1.0, 0.05 + 0.9 * uniform(3, 0, case as u64)][case / 2 % 2];
+        let min_p = [0.0, 0.9 * uniform(4, 0, case as u64)][case / 4 % 2];
+        let sampling = settings(0.2 + case as f64 / 50.0, top_k, top_p).unwrap();
+        let sampling = Sampling::new(Sampling { min_p, ..sampling }).unwrap();
         let expected = brute_force(&logits, &sampling);
         for (token, share) in measured(&logits, &sampling, 2000).into_iter().enumerate() {
             let difference = (share - expected[token]).abs();
@@ -69,22 +79,22 @@ fn oracle_draws_by_seed_and_position_have_the_right_frequencies() {
     for seed in [0, 1, 0xffff_ffff_ffff_ffff] {
         let mut counts = [0.0; 5];
         for position in 0..16_000 {
-            counts[ALL.sample(&logits, uniform(seed, position)).unwrap()] += 1.0;
+            counts[ALL.sample(&logits, uniform(seed, 0, position)).unwrap()] += 1.0;
         }
         let expected = [8000.0, 4000.0, 2000.0, 1000.0, 1000.0];
         let chi: f64 =
             counts.iter().zip(expected).map(|(c, e): (&f64, f64)| (c - e) * (c - e) / e).sum();
         assert!(chi < 23.5, "seed {seed}: {counts:?}");
     }
-    assert_ne!(uniform(1, 0), uniform(2, 0));
-    assert!((0..1000).map(|position| uniform(9, position)).all(|u| (0.0..1.0).contains(&u)));
+    assert_ne!(uniform(1, 0, 0), uniform(2, 0, 0));
+    assert!((0..1000).map(|position| uniform(9, 0, position)).all(|u| (0.0..1.0).contains(&u)));
 }
 
 #[test]
 fn oracle_greedy_is_the_first_of_the_greatest() {
-    let greedy = Sampling::new(0.0, None, 1.0).unwrap();
-    let one = Sampling::new(5.0, Some(1), 1.0).unwrap();
-    let nucleus = Sampling::new(1.0, None, 1e-9).unwrap();
+    let greedy = settings(0.0, None, 1.0).unwrap();
+    let one = settings(5.0, Some(1), 1.0).unwrap();
+    let nucleus = settings(1.0, None, 1e-9).unwrap();
     for uniform in [0.0, 0.5, 1.0 - f64::EPSILON] {
         for sampling in [greedy, one, nucleus] {
             assert_eq!(sampling.sample(&[1.0, 3.0, -1.0, 3.0], uniform), Ok(1));
@@ -118,28 +128,28 @@ fn property_shifts_and_extremes_are_stable() {
     for case in 0..100 {
         let logits = logits(&mut stream, 8);
         let shifted: Vec<f32> = logits.iter().map(|l| l + 4096.0).collect();
-        let u = uniform(1, case);
+        let u = uniform(1, 0, case);
         assert_eq!(ALL.sample(&logits, u), ALL.sample(&shifted, u), "softmax ignores a shift");
     }
     let far = [f32::MAX, f32::MIN, 0.0];
     assert_eq!(ALL.sample(&far, 1.0 - f64::EPSILON), Ok(0), "the others' probability is 0");
-    let cold = Sampling::new(f64::MIN_POSITIVE, None, 1.0).unwrap();
+    let cold = settings(f64::MIN_POSITIVE, None, 1.0).unwrap();
     assert_eq!(cold.sample(&[1.0, 1.5, 1.0], 0.99), Ok(1));
-    let hot = Sampling::new(f64::MAX, None, 1.0).unwrap();
+    let hot = settings(f64::MAX, None, 1.0).unwrap();
     assert_eq!(hot.sample(&far, 0.99), Ok(1), "hot enough all are equal: least logits come last");
 }
 
 #[test]
 fn fault_settings_out_of_range_say_what_to_use() {
     for temperature in [-1.0, -f64::MIN_POSITIVE, f64::NAN, f64::INFINITY] {
-        let error = Sampling::new(temperature, None, 1.0).unwrap_err().to_string();
+        let error = settings(temperature, None, 1.0).unwrap_err().to_string();
         assert!(error.contains("--temperature ") && error.contains("use 0"), "{error}");
     }
     for top_p in [0.0, -0.5, 1.0 + f64::EPSILON, f64::NAN] {
-        let error = Sampling::new(1.0, None, top_p).unwrap_err().to_string();
+        let error = settings(1.0, None, top_p).unwrap_err().to_string();
         assert!(error.contains("above 0 and at most 1"), "{error}");
     }
-    assert_eq!(Sampling::new(1.0, Some(0), 1.0), Err(SamplingError::TopK));
+    assert_eq!(settings(1.0, Some(0), 1.0), Err(SamplingError::TopK));
 }
 
 #[test]
@@ -152,4 +162,35 @@ fn fault_logits_that_are_not_finite_are_named() {
         }
     }
     assert_eq!(ALL.sample(&[], 0.5), Err(SamplingError::Empty));
+}
+
+/// By the formula of Keskar et al. 2019 with transformers' treatment of negative logits; a token
+/// counts once, however often it is in the text.
+#[test]
+fn oracle_what_is_in_the_text_becomes_less_likely() {
+    let sampling = Sampling { repetition_penalty: 2.0, ..ALL };
+    let mut logits = [3.0, -1.0, 0.5, -4.0];
+    sampling.penalise(&mut logits, &[0, 3, 0, 9]);
+    assert_eq!(logits, [1.5, -1.0, 0.5, -8.0]);
+    let mut same = [3.0, -1.0];
+    ALL.penalise(&mut same, &[0, 1]);
+    assert_eq!(same, [3.0, -1.0]);
+}
+
+#[test]
+fn fault_settings_of_min_p_and_the_penalty_have_ranges() {
+    for min_p in [-0.1, 1.0, f64::NAN] {
+        let error = Sampling::new(Sampling { min_p, ..ALL }).unwrap_err();
+        assert!(matches!(error, SamplingError::MinP(_)), "{error}");
+    }
+    for repetition_penalty in [0.0, -1.0, f64::NAN, f64::INFINITY] {
+        let error = Sampling::new(Sampling { repetition_penalty, ..ALL }).unwrap_err();
+        assert!(matches!(error, SamplingError::RepetitionPenalty(_)), "{error}");
+    }
+}
+
+#[test]
+fn property_each_text_has_numbers_of_its_own() {
+    assert_ne!(uniform(1, 0, 5), uniform(1, 1, 5));
+    assert_ne!(uniform(1, 1, 5), uniform(1, 2, 5));
 }

@@ -1,0 +1,258 @@
+//! `gpipe generate`: continues texts token by token.
+//!
+//! ```text
+//! prompt  a b c              (a transformer of 5 learned positions)
+//! see     a b c  ->  d       layers keep keys and values of these positions
+//! see           d  ->  e     one position at a time
+//! see             e  ->  f
+//! see     b c d e f  ->  g   the window slides: every token has another position now, so all is
+//! see     c d e f g  ->  h   computed again
+//! ```
+//!
+//! Rotary positions have no last one, so a model built like Llama goes on with what it keeps. K
+//! does not change a bit. Texts of equal length share a step; groups of them flow through the
+//! stages like micro-batches.
+//!
+//! - [`prompts`]: the texts to continue; [`settings`]: how; [`texts`]: texts while they grow
+//! - [`sampling`]: chooses the next token; [`stops`]: strings that end a text
+//! - [`writer`]: prints them
+//! - here: the model's part
+
+mod prompts;
+pub(crate) mod sampling;
+mod settings;
+mod stops;
+mod texts;
+mod writer;
+
+use std::collections::BTreeMap;
+
+use gpipe::{
+    Pipeline,
+    decode::{Decoding, GroupStep},
+};
+use tch::{Kind, Tensor};
+
+use gpipe_distributed::environment::Environment;
+
+use self::{settings::Settings, texts::Text, writer::Writer};
+use crate::{
+    CliError,
+    args::GenerateArguments,
+    config::{Config, Data, Model},
+    output::complain,
+    processes::Processes,
+    run_folder::RunFolder,
+    task::{logits, sequence},
+};
+
+/// Positions of a prompt that are computed at once. More would need memory for the logits of all.
+const POSITIONS_MAX: usize = 256;
+/// Maximum number of texts that are continued at once.
+const BATCH_MAX: usize = 4096;
+
+/// Continues the prompts and prints the new text.
+pub(crate) fn run(
+    arguments: &GenerateArguments,
+    here: Option<&Environment>,
+) -> Result<(), CliError> {
+    let timeout_s = arguments.run.timeout_s();
+    Processes::among(here, timeout_s, |processes| go_on(arguments, processes))
+}
+
+fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), CliError> {
+    if !(1..=BATCH_MAX).contains(&arguments.batch) {
+        return Err(CliError::Usage(format!("--batch {}: use 1 to {BATCH_MAX}", arguments.batch)));
+    }
+    let mut run = RunFolder::open(&arguments.run, processes)?;
+    if matches!(run.config.data, Data::Parallel(_)) {
+        return Err(CliError::Usage(
+            "the model translates, and does not continue a text: use gpipe translate".into(),
+        ));
+    }
+    let tokenizer = run.vocabulary.tokenizer()?;
+    let settings = Settings::new(arguments, &run.config, &run.vocabulary)?;
+    if !settings.unused.is_empty() && processes.is_first() {
+        complain!(
+            "gpipe: warning: not used of generation_config.json: {}",
+            settings.unused.join(", ")
+        );
+    }
+    run.config.train.mini_batch = 1; // cuts by cost are for one sample
+    let mut pipeline = run.pipeline(processes)?;
+    let all = processes.decided(|| prompts::read_all(arguments))?;
+    let writer = match (arguments.json, all.len()) {
+        (true, _) => Writer::Json,
+        (false, 1) => Writer::Stream,
+        (false, _) => Writer::Headings,
+    };
+    let positions = positions(&run.config)?;
+    let mut number = 0;
+    for prompts in all.chunks(arguments.batch) {
+        let mut texts = Vec::with_capacity(prompts.len());
+        for (at, prompt) in prompts.iter().enumerate() {
+            texts.push(Text::new(number + at, prompt.clone(), tokenizer, &settings)?);
+        }
+        let mut batch = Batch { texts, settings: &settings, seed: arguments.seed, positions };
+        if !batch.complete(&mut pipeline, |piece| processes.decided(|| writer.piece(piece)))? {
+            return Ok(());
+        }
+        let whole = || {
+            let mut goes_on = true;
+            for (at, text) in batch.texts.iter().enumerate() {
+                goes_on &= writer.whole(number + at, text)?;
+            }
+            Ok(goes_on)
+        };
+        if !processes.decided(whole)? {
+            return Ok(());
+        }
+        number += prompts.len();
+    }
+    Ok(())
+}
+
+/// The number of positions that the model has at most.
+fn positions(config: &Config) -> Result<usize, CliError> {
+    Ok(match &config.model {
+        Model::Llama(_) => usize::MAX,
+        Model::HuggingFace(_) => {
+            let network = config.network()?;
+            match network.ends_with_positions() {
+                true => usize::try_from(network.positions()).unwrap_or(usize::MAX),
+                false => usize::MAX,
+            }
+        }
+        _ => sequence(config),
+    })
+}
+
+/// Texts that are continued together.
+struct Batch<'t> {
+    texts: Vec<Text<'t>>,
+    settings: &'t Settings,
+    seed: u64,
+    /// The number of positions that the model has at most.
+    positions: usize,
+}
+
+/// Texts of the same length, which the layers keep in this order.
+struct Group {
+    texts: Vec<usize>,
+    /// The number of tokens that the layers have seen.
+    seen: usize,
+}
+
+impl Batch<'_> {
+    /// Continues all texts to their ends, and prints what is new of the first one. Returns false if
+    /// the reader is gone.
+    fn complete(
+        &mut self,
+        pipeline: &mut Pipeline,
+        mut print: impl FnMut(&str) -> Result<bool, CliError>,
+    ) -> Result<bool, CliError> {
+        let mut by_length: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for (number, text) in self.texts.iter().enumerate() {
+            by_length.entry(text.tokens.len()).or_default().push(number);
+        }
+        let mut groups: Vec<Group> =
+            by_length.into_values().map(|texts| Group { texts, seen: 0 }).collect();
+        let mut decoding = pipeline.decoding();
+        loop {
+            let steps = self.steps(&mut groups)?;
+            if steps.is_empty() {
+                break;
+            }
+            let numbers: Vec<usize> = steps.iter().map(|step| step.group).collect();
+            for (group, outputs) in numbers.iter().zip(step(&mut decoding, steps)?) {
+                let Some(group) = groups.get(*group) else { continue };
+                let length = group.texts.first().map_or(0, |&text| self.texts[text].tokens.len());
+                if group.seen < length {
+                    continue; // there is more of the prompt
+                }
+                if !self.grow(&group.texts, outputs, &mut print)? {
+                    return Ok(false);
+                }
+            }
+        }
+        drop(decoding);
+        self.slide(pipeline, print)
+    }
+
+    /// The next step of each group whose texts still fit the model's positions.
+    fn steps(&self, groups: &mut [Group]) -> Result<Vec<GroupStep>, CliError> {
+        let mut steps = Vec::new();
+        for (number, group) in groups.iter_mut().enumerate() {
+            let goes_on = |text: &usize| self.texts[*text].end.is_none();
+            let rows: Vec<usize> =
+                (0..group.texts.len()).filter(|row| goes_on(&group.texts[*row])).collect();
+            let kept: Vec<usize> = rows.iter().map(|row| group.texts[*row]).collect();
+            let length = kept.first().map_or(0, |&text| self.texts[text].tokens.len());
+            if kept.is_empty() || length > self.positions {
+                continue;
+            }
+            let until = length.min(group.seen + POSITIONS_MAX);
+            let new = kept.iter().flat_map(|&text| &self.texts[text].tokens[group.seen..until]);
+            let new: Vec<i64> = new.map(|&token| i64::from(token)).collect();
+            let tokens = Tensor::f_from_slice(&new)?.f_reshape([kept.len() as i64, -1])?;
+            let is_same = group.seen == 0 || kept.len() == group.texts.len();
+            let rows = (!is_same).then(|| rows.iter().map(|row| *row as i64).collect());
+            steps.push(GroupStep { group: number, inputs: vec![tokens], rows });
+            (group.texts, group.seen) = (kept, until);
+        }
+        Ok(steps)
+    }
+
+    /// Adds a token to each of `texts`, from logits [texts, positions, vocabulary].
+    fn grow(
+        &mut self,
+        texts: &[usize],
+        logits: Tensor,
+        print: &mut impl FnMut(&str) -> Result<bool, CliError>,
+    ) -> Result<bool, CliError> {
+        let last = logits.f_select(1, -1)?.f_to_kind(Kind::Float)?;
+        for (row, &text) in texts.iter().enumerate() {
+            let mut own = Vec::try_from(&last.f_select(0, row as i64)?.f_contiguous()?)?;
+            let piece = self.texts[text].go_on(&mut own, self.settings, self.seed)?;
+            if text == 0 && !print(&piece)? {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Continues texts that are longer than the model's positions. It sees their last tokens.
+    fn slide(
+        &mut self,
+        pipeline: &mut Pipeline,
+        mut print: impl FnMut(&str) -> Result<bool, CliError>,
+    ) -> Result<bool, CliError> {
+        let positions = self.positions;
+        loop {
+            let goes_on = |text: &usize| self.texts[*text].end.is_none();
+            let open: Vec<usize> = (0..self.texts.len()).filter(goes_on).collect();
+            if open.is_empty() {
+                return Ok(true);
+            }
+            let mut windows: Vec<i64> = Vec::with_capacity(open.len() * positions);
+            for &text in &open {
+                let tokens = &self.texts[text].tokens;
+                let from = tokens.len().saturating_sub(positions);
+                windows.extend(tokens[from..].iter().map(|&token| i64::from(token)));
+            }
+            let tokens = Tensor::f_from_slice(&windows)?;
+            let tokens = tokens.f_reshape([open.len() as i64, positions as i64])?;
+            let outputs = logits(pipeline, tokens)?;
+            if !self.grow(&open, outputs, &mut print)? {
+                return Ok(false);
+            }
+        }
+    }
+}
+
+/// The logits of each group's new positions.
+fn step(decoding: &mut Decoding<'_>, steps: Vec<GroupStep>) -> Result<Vec<Tensor>, CliError> {
+    let none = || CliError::Usage("the model has no output".into());
+    let outputs = decoding.step(steps)?.into_iter();
+    outputs.map(|own| own.into_iter().next().ok_or_else(none)).collect()
+}

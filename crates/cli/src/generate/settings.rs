@@ -1,0 +1,153 @@
+//! How texts are continued: the flags, and what a model's `generation_config.json` says where no
+//! flag does.
+
+use serde_json::{Map, Value};
+
+use super::sampling::Sampling;
+use crate::{CliError, args::GenerateArguments, config::Config, task::Vocabulary};
+
+/// The file with a model's usual settings.
+const FILE: &str = "generation_config.json";
+/// Maximum number of tokens of one text.
+pub(super) const TOKENS_MAX: usize = 1 << 20;
+/// The number of new tokens if nothing says it.
+const TOKENS: usize = 128;
+/// Maximum number of strings that end a text.
+const STOPS_MAX: usize = 64;
+
+/// Keys of the file that say nothing about the text.
+const SILENT: [&str; 9] = [
+    "_from_model_config",
+    "bos_token_id",
+    "cache_implementation",
+    "max_length",
+    "pad_token_id",
+    "transformers_version",
+    "trust_remote_code",
+    "use_cache",
+    "return_dict_in_generate",
+];
+
+/// Settings that fit each other.
+pub(super) struct Settings {
+    pub sampling: Sampling,
+    /// Maximum number of new tokens.
+    pub tokens: usize,
+    /// Tokens that end a text.
+    pub ends: Vec<u32>,
+    /// Strings that end a text.
+    pub stops: Vec<String>,
+    /// Settings of the file that are not used.
+    pub unused: Vec<String>,
+}
+
+impl Settings {
+    /// The settings of `arguments`, for a model with these tokens.
+    pub fn new(
+        arguments: &GenerateArguments,
+        config: &Config,
+        vocabulary: &Vocabulary,
+    ) -> Result<Self, CliError> {
+        let file = match vocabulary.companion(FILE) {
+            None => None,
+            Some(text) => {
+                let keys: Map<String, Value> = serde_json::from_slice(text).map_err(|error| {
+                    CliError::Usage(format!("{FILE}: it is no object of keys ({error})"))
+                })?;
+                Some(File { keys, used: Vec::new() })
+            }
+        };
+        let mut file = file.unwrap_or(File { keys: Map::new(), used: Vec::new() });
+        // Without a file, texts are sampled. With one, its model's makers say whether.
+        let greedy = !file.keys.is_empty() && !file.truth("do_sample")?.unwrap_or(false);
+        let (temperature, top_k) = (file.number("temperature")?, file.count("top_k")?);
+        let (top_p, min_p) = (file.number("top_p")?, file.number("min_p")?);
+        let penalty = file.number("repetition_penalty")?;
+        let temperature = if greedy { Some(0.0) } else { temperature };
+        let sampling = Sampling::new(Sampling {
+            temperature: arguments.temperature.or(temperature).unwrap_or(1.0),
+            // transformers turns it off with 0.
+            top_k: arguments.top_k.or(top_k.filter(|k| *k > 0)),
+            top_p: arguments.top_p.or(top_p).unwrap_or(1.0),
+            min_p: arguments.min_p.or(min_p).unwrap_or(0.0),
+            repetition_penalty: arguments.repetition_penalty.or(penalty).unwrap_or(1.0),
+        })?;
+        let tokens = arguments.tokens.or(file.count("max_new_tokens")?).unwrap_or(TOKENS);
+        if !(1..=TOKENS_MAX).contains(&tokens) {
+            return Err(CliError::Usage(format!("--tokens {tokens}: use 1 to {TOKENS_MAX}")));
+        }
+        if arguments.stop.len() > STOPS_MAX || arguments.stop.iter().any(String::is_empty) {
+            return Err(CliError::Usage(format!(
+                "--stop: give at most {STOPS_MAX} texts, none of them empty"
+            )));
+        }
+        let mut ends = vec![vocabulary.tokenizer()?.end_of_document()];
+        ends.extend(file.tokens("eos_token_id")?);
+        ends.extend(config.ends());
+        let unused = file.unused();
+        Ok(Self { sampling, tokens, ends, stops: arguments.stop.clone(), unused })
+    }
+}
+
+/// The keys of the file.
+struct File {
+    keys: Map<String, Value>,
+    used: Vec<&'static str>,
+}
+
+impl File {
+    fn get(&mut self, key: &'static str) -> Option<&Value> {
+        self.used.push(key);
+        self.keys.get(key).filter(|value| !value.is_null())
+    }
+
+    /// A value that `read` understands.
+    fn of<T>(
+        &mut self,
+        key: &'static str,
+        what: &str,
+        read: impl Fn(&Value) -> Option<T>,
+    ) -> Result<Option<T>, CliError> {
+        let Some(value) = self.get(key) else { return Ok(None) };
+        match read(value) {
+            Some(read) => Ok(Some(read)),
+            None => Err(CliError::Usage(format!("{FILE}: {key} is {value}: it is {what}"))),
+        }
+    }
+
+    fn number(&mut self, key: &'static str) -> Result<Option<f64>, CliError> {
+        self.of(key, "a number", Value::as_f64)
+    }
+
+    fn truth(&mut self, key: &'static str) -> Result<Option<bool>, CliError> {
+        self.of(key, "true or false", Value::as_bool)
+    }
+
+    fn count(&mut self, key: &'static str) -> Result<Option<usize>, CliError> {
+        let count = |value: &Value| usize::try_from(value.as_u64()?).ok();
+        self.of(key, "a whole number", count)
+    }
+
+    fn tokens(&mut self, key: &'static str) -> Result<Vec<u32>, CliError> {
+        let token = |value: &Value| u32::try_from(value.as_u64()?).ok();
+        let tokens = |value: &Value| match value.as_array() {
+            Some(all) => all.iter().map(token).collect(),
+            None => token(value).map(|one| vec![one]),
+        };
+        Ok(self.of(key, "a token, or a list of them", tokens)?.unwrap_or_default())
+    }
+
+    /// Keys that would change the text, and are not supported.
+    fn unused(&self) -> Vec<String> {
+        let is_known = |key: &str| self.used.contains(&key) || SILENT.contains(&key);
+        // What is off or has its neutral value changes nothing.
+        let is_off = |value: &Value| match value {
+            Value::Null | Value::Bool(false) => true,
+            Value::Number(number) => matches!(number.as_f64(), Some(0.0 | 1.0)),
+            Value::Array(all) => all.is_empty(),
+            _ => false,
+        };
+        let open = self.keys.iter().filter(|(key, value)| !is_known(key) && !is_off(value));
+        open.map(|(key, value)| format!("{key} = {value}")).collect()
+    }
+}

@@ -1,0 +1,152 @@
+//! A tokenizer of another program: any `tokenizer.json` that the `tokenizers` crate reads.
+//!
+//! It encodes and decodes as that crate and Hugging Face's transformers do. A post-processor may
+//! add tokens, such as one that begins a text. The text of a special token in a document is that
+//! token.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use serde_json::Value;
+
+use super::{JSON_BYTES_MAX, VOCABULARY_MAX};
+use crate::{Error, Result};
+
+/// Special tokens that end a document, the likeliest first. They are used if nothing says which.
+const ENDS: [&str; 5] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>"];
+/// Longer documents are encoded in parts, because the crate keeps many bytes for each token.
+const PART_BYTES: usize = 4 << 20;
+
+/// The tokenizer, and the text that it was read from.
+#[derive(Debug, Clone)]
+pub(super) struct General {
+    inner: tokenizers::Tokenizer,
+    pub json: String,
+}
+
+/// What a tokenizer's file says.
+pub(super) struct Facts {
+    /// One more than the largest token.
+    pub vocabulary: usize,
+    /// Special tokens with their ids, sorted by id.
+    pub specials: Vec<(String, u32)>,
+    /// The token that ends a document, if one has a usual name.
+    pub end: Option<u32>,
+}
+
+/// Calls the crate, which panics on some damaged files.
+fn guarded<T>(call: impl FnOnce() -> tokenizers::Result<T>) -> std::result::Result<T, String> {
+    match catch_unwind(AssertUnwindSafe(call)) {
+        Ok(done) => done.map_err(|error| error.to_string()),
+        Err(_) => Err("the `tokenizers` crate fails on it: the file is damaged".into()),
+    }
+}
+
+impl General {
+    /// Reads the text of a `tokenizer.json`, or returns what is wrong with it.
+    pub fn parse(json: &str) -> std::result::Result<(Self, Facts), String> {
+        if json.len() as u64 > JSON_BYTES_MAX {
+            return Err(format!("it is larger than {JSON_BYTES_MAX} bytes"));
+        }
+        let mut inner: tokenizers::Tokenizer = guarded(|| json.parse())?;
+        // A file may tell how its last user cut and padded texts. Documents are not cut.
+        inner.with_truncation(None).map_err(|error| error.to_string())?;
+        inner.with_padding(None);
+        let all = inner.get_vocab(true);
+        let vocabulary = all.values().max().map_or(0, |&largest| largest as usize + 1);
+        if !(1..=VOCABULARY_MAX).contains(&vocabulary) {
+            return Err(format!("its vocabulary has {vocabulary} tokens"));
+        }
+        let added = inner.get_added_vocabulary().get_added_tokens_decoder();
+        let special = added.iter().filter(|(_, token)| token.special);
+        let mut specials: Vec<(String, u32)> =
+            special.map(|(id, token)| (token.content.clone(), *id)).collect();
+        specials.sort_unstable_by_key(|(_, id)| *id);
+        let end = ENDS.iter().find_map(|end| all.get(*end)).copied();
+        Ok((Self { inner, json: json.to_owned() }, Facts { vocabulary, specials, end }))
+    }
+
+    /// The id of a token's text.
+    pub fn id(&self, text: &str) -> Option<u32> {
+        self.inner.token_to_id(text)
+    }
+
+    pub fn text(&self, token: u32) -> Option<String> {
+        self.inner.id_to_token(token)
+    }
+
+    pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
+        let mut tokens = Vec::new();
+        for (number, part) in parts(text).enumerate() {
+            let encoded = guarded(|| self.inner.encode_fast(part, number == 0));
+            let encoded = encoded.map_err(|reason| refused("encode a text", reason))?;
+            tokens.extend_from_slice(encoded.get_ids());
+        }
+        Ok(tokens)
+    }
+
+    pub fn decode(&self, tokens: &[u32], leave_out_specials: bool) -> Result<String> {
+        guarded(|| self.inner.decode(tokens, leave_out_specials))
+            .map_err(|reason| refused("decode tokens", reason))
+    }
+}
+
+fn refused(action: &'static str, reason: String) -> Error {
+    Error::tokenizer(action)(reason.into())
+}
+
+/// The text in parts of about [`PART_BYTES`], cut after line ends. An empty text is one part.
+fn parts(text: &str) -> impl Iterator<Item = &str> {
+    let mut rest = Some(text);
+    std::iter::from_fn(move || {
+        let own = rest?;
+        let cut = match own.len() > PART_BYTES {
+            true => own.get(..own.floor_char_boundary(PART_BYTES))?.rfind('\n').map(|at| at + 1),
+            false => None,
+        };
+        let (part, after) = match cut {
+            Some(cut) => (own.get(..cut)?, own.get(cut..)),
+            None if own.len() > PART_BYTES => own
+                .split_at_checked(own.floor_char_boundary(PART_BYTES))
+                .map(|(a, b)| (a, Some(b)))?,
+            None => (own, None),
+        };
+        rest = after.filter(|after| !after.is_empty());
+        Some(part)
+    })
+}
+
+/// The token that ends a text, as the text of a `tokenizer_config.json` names it.
+pub fn end_in_config(text: &str) -> Option<String> {
+    let config: Value = serde_json::from_str(text).ok()?;
+    let end = config.get("eos_token")?;
+    let end = end.as_str().or_else(|| end.get("content")?.as_str())?;
+    Some(end.to_owned())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn property_parts_make_the_text_and_end_with_lines() {
+        let lines = "one line\n".repeat(2 * PART_BYTES / 9 + 100);
+        let long = "é".repeat(PART_BYTES);
+        for text in ["", "a", &lines, &long] {
+            let all: Vec<&str> = parts(text).collect();
+            assert_eq!(all.concat(), text);
+            assert!(all.iter().all(|part| part.len() <= PART_BYTES));
+        }
+        assert_eq!(parts("").count(), 1);
+        assert!(parts(&lines).all(|part| part.ends_with('\n')));
+    }
+
+    #[test]
+    fn oracle_both_spellings_of_the_end_are_read() {
+        assert_eq!(end_in_config(r#"{"eos_token": "</s>"}"#).as_deref(), Some("</s>"));
+        let object = r#"{"eos_token": {"content": "<|e|>", "lstrip": false}}"#;
+        assert_eq!(end_in_config(object).as_deref(), Some("<|e|>"));
+        for none in ["{}", r#"{"eos_token": null}"#, "[", "[]"] {
+            assert_eq!(end_in_config(none), None);
+        }
+    }
+}

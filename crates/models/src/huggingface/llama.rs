@@ -1,0 +1,127 @@
+//! The family of Llama: Llama, Mistral, Qwen 2.5, Qwen 3, SmolLM.
+
+use serde_json::Value;
+
+use super::{
+    keys::{ConfigError, Keys, Result},
+    names::{Found, Name},
+    rope,
+};
+use crate::llama::{BLOCKS_MAX, Llama};
+
+/// The architectures, by `model_type`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Family {
+    Llama,
+    Mistral,
+    Qwen2,
+    Qwen3,
+}
+
+impl Family {
+    pub const ALL: [(&'static str, Self); 4] = [
+        ("llama", Self::Llama),
+        ("mistral", Self::Mistral),
+        ("qwen2", Self::Qwen2),
+        ("qwen3", Self::Qwen3),
+    ];
+
+    pub fn of(name: &str) -> Option<Self> {
+        Self::ALL.into_iter().find(|(own, _)| *own == name).map(|(_, family)| family)
+    }
+}
+
+/// Reads the keys of a model of `family`.
+pub(super) fn read(keys: &mut Keys, family: Family) -> Result<Llama> {
+    let heads = keys.whole("num_attention_heads")?;
+    let features = keys.whole("hidden_size")?;
+    let blocks = keys.whole("num_hidden_layers")?;
+    let head_size = match (keys.whole_or("head_dim")?, family) {
+        (Some(size), _) => size,
+        (None, Family::Qwen3) => 128,
+        (None, _) if features % heads == 0 => features / heads,
+        (None, _) => {
+            return Err(ConfigError(format!(
+                "head_dim is missing, and hidden_size {features} is no multiple of \
+                num_attention_heads {heads}"
+            )));
+        }
+    };
+    keys.only("hidden_act", "silu".into())?;
+    keys.only("rope_interleaved", false.into())?;
+    let attention_bias = match family {
+        Family::Llama | Family::Qwen3 => keys.truth_or("attention_bias", false)?,
+        Family::Mistral | Family::Qwen2 => false,
+    };
+    Ok(Llama {
+        vocabulary: keys.whole("vocab_size")?,
+        features,
+        hidden: keys.whole("intermediate_size")?,
+        windows: windows(keys, family, blocks)?,
+        heads,
+        groups: keys.whole_or("num_key_value_heads")?.unwrap_or(heads),
+        head_size,
+        rotary: rope::read(keys)?,
+        eps: keys.number_or("rms_norm_eps", 1e-6)?,
+        qkv_bias: attention_bias || family == Family::Qwen2,
+        output_bias: attention_bias,
+        mlp_bias: family == Family::Llama && keys.truth_or("mlp_bias", false)?,
+        head_norms: family == Family::Qwen3,
+        attention_dropout: keys.number_or("attention_dropout", 0.0)?,
+        tied: keys.truth_or("tie_word_embeddings", false)?,
+        std: keys.number_or("initializer_range", 0.02)?,
+    })
+}
+
+/// The window of each block.
+fn windows(keys: &mut Keys, family: Family, blocks: i64) -> Result<Vec<Option<i64>>> {
+    let count = usize::try_from(blocks).unwrap_or(usize::MAX).min(BLOCKS_MAX + 1);
+    let window = match family {
+        Family::Llama => None,
+        // Its first version has one without the key.
+        Family::Mistral if !keys.has("sliding_window") => Some(4096),
+        Family::Mistral => keys.whole_or("sliding_window")?,
+        Family::Qwen2 | Family::Qwen3 => {
+            let window = keys.whole_or("sliding_window")?;
+            let is_used = keys.truth_or("use_sliding_window", false)?;
+            // Without the key it is what transformers takes.
+            is_used.then_some(window.unwrap_or(4096))
+        }
+    };
+    if !matches!(family, Family::Qwen2 | Family::Qwen3) {
+        return Ok(vec![window; count]);
+    }
+    let first = keys.count_or("max_window_layers", 28)?;
+    let Some(types) = keys.get("layer_types") else {
+        let of = |block: usize| window.filter(|_| block as u64 >= first);
+        return Ok((0..count).map(of).collect());
+    };
+    let Some(listed) = types.as_array().filter(|own| own.len() == count) else {
+        let remedy = format!("it is a list of {blocks} types, one for each block");
+        return keys.wrong("layer_types", &types, &remedy);
+    };
+    let of = |own: &Value| match own.as_str() {
+        Some("full_attention") => Ok(None),
+        Some("sliding_attention") => window.map(Some).ok_or_else(|| {
+            ConfigError(
+                "layer_types has \"sliding_attention\", and there is no sliding_window".into(),
+            )
+        }),
+        _ => keys.wrong(
+            "layer_types",
+            own,
+            "supported are \"full_attention\" and \"sliding_attention\"",
+        ),
+    };
+    listed.iter().map(of).collect()
+}
+
+/// The parameter that a folder names `name`. `tied` says whether logits share the token table.
+pub(super) fn parameter_of(name: &str, tied: bool) -> Found {
+    match name {
+        "lm_head.weight" if tied => Found::CopyOf("model.embed_tokens.weight".into()),
+        // Older folders have the angles of rotary positions.
+        _ if name.ends_with(".rotary_emb.inv_freq") => Found::Derived,
+        _ => Found::Parameter(Name::same(name)),
+    }
+}

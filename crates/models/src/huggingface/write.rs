@@ -1,0 +1,132 @@
+//! `config.json` of a model that was not read from one.
+
+use gpipe::layers::{Rotary, RotaryScaling};
+use serde_json::{Map, Value, json};
+
+use super::{Network, config, keys::ConfigError, llama::Family};
+use crate::{Llama, Transformer, transformer::Gelu};
+
+/// The text of a `config.json` for `network`, whose texts end with token `end`. `dtype` is
+/// transformers' name of the weights' dtype, such as `float32`.
+///
+/// # Errors
+/// [`ConfigError`] if no architecture of transformers computes the same.
+pub fn written(network: &Network, end: u32, dtype: &str) -> Result<String, ConfigError> {
+    // An architecture fits if what is read back is the same network.
+    let candidates: Vec<Map<String, Value>> = match network {
+        Network::Llama(model) => Family::ALL.iter().map(|(name, _)| llama(model, name)).collect(),
+        Network::Gpt2(model) => vec![gpt2(model)],
+    };
+    for mut keys in candidates {
+        keys.insert("eos_token_id".into(), end.into());
+        keys.insert("torch_dtype".into(), dtype.into());
+        keys.insert("use_cache".into(), true.into());
+        let text =
+            serde_json::to_string_pretty(&keys).map_err(|error| ConfigError(error.to_string()))?;
+        if config(&text).is_ok_and(|read| read.network == *network) {
+            return Ok(text + "\n");
+        }
+    }
+    Err(ConfigError(
+        "no architecture of transformers has this combination of norms, biases and windows".into(),
+    ))
+}
+
+fn object(value: Value) -> Map<String, Value> {
+    match value {
+        Value::Object(keys) => keys,
+        _ => Map::new(),
+    }
+}
+
+fn llama(model: &Llama, model_type: &str) -> Map<String, Value> {
+    let architecture = match model_type {
+        "mistral" => "MistralForCausalLM",
+        "qwen2" => "Qwen2ForCausalLM",
+        "qwen3" => "Qwen3ForCausalLM",
+        _ => "LlamaForCausalLM",
+    };
+    let mut keys = object(json!({
+        "architectures": [architecture],
+        "model_type": model_type,
+        "vocab_size": model.vocabulary,
+        "hidden_size": model.features,
+        "intermediate_size": model.hidden,
+        "num_hidden_layers": model.windows.len(),
+        "num_attention_heads": model.heads,
+        "num_key_value_heads": model.groups,
+        "head_dim": model.head_size,
+        "hidden_act": "silu",
+        "max_position_embeddings": model.rotary.positions,
+        "rope_theta": model.rotary.theta,
+        "rms_norm_eps": model.eps,
+        "attention_dropout": model.attention_dropout,
+        "tie_word_embeddings": model.tied,
+        "initializer_range": model.std,
+    }));
+    if let Some(scaling) = scaling(&model.rotary) {
+        keys.insert("rope_scaling".into(), scaling);
+    }
+    if matches!(model_type, "llama" | "qwen3") {
+        keys.insert("attention_bias".into(), model.output_bias.into());
+    }
+    if model_type == "llama" {
+        keys.insert("mlp_bias".into(), model.mlp_bias.into());
+    }
+    let window = model.windows.iter().flatten().next();
+    if model_type == "mistral" {
+        keys.insert("sliding_window".into(), json!(window));
+    }
+    if model_type.starts_with("qwen")
+        && let Some(window) = window
+    {
+        let of = |own: &Option<i64>| match own {
+            Some(_) => "sliding_attention",
+            None => "full_attention",
+        };
+        let types: Vec<&str> = model.windows.iter().map(of).collect();
+        keys.insert("sliding_window".into(), json!(window));
+        keys.insert("use_sliding_window".into(), true.into());
+        keys.insert("layer_types".into(), types.into());
+    }
+    keys
+}
+
+fn scaling(rotary: &Rotary) -> Option<Value> {
+    Some(match rotary.scaling {
+        RotaryScaling::None => return None,
+        RotaryScaling::Linear { factor } => json!({"rope_type": "linear", "factor": factor}),
+        RotaryScaling::Dynamic { factor } => json!({"rope_type": "dynamic", "factor": factor}),
+        RotaryScaling::Llama3 { factor, low, high, original } => json!({
+            "rope_type": "llama3", "factor": factor, "low_freq_factor": low,
+            "high_freq_factor": high, "original_max_position_embeddings": original
+        }),
+        RotaryScaling::Yarn { factor, attention, fast, slow, original, truncate } => json!({
+            "rope_type": "yarn", "factor": factor, "attention_factor": attention,
+            "beta_fast": fast, "beta_slow": slow, "truncate": truncate,
+            "original_max_position_embeddings": original
+        }),
+    })
+}
+
+fn gpt2(model: &Transformer) -> Map<String, Value> {
+    object(json!({
+        "architectures": ["GPT2LMHeadModel"],
+        "model_type": "gpt2",
+        "vocab_size": model.vocabulary,
+        "n_positions": model.positions,
+        "n_embd": model.features,
+        "n_layer": model.blocks,
+        "n_head": model.heads,
+        "n_inner": model.hidden,
+        "activation_function": match model.gelu {
+            Gelu::Exact => "gelu",
+            Gelu::Tanh => "gelu_new",
+        },
+        "embd_pdrop": model.dropout,
+        "resid_pdrop": model.dropout,
+        "attn_pdrop": model.attention_dropout,
+        "layer_norm_epsilon": 1e-5,
+        "tie_word_embeddings": model.tied,
+    }))
+}
