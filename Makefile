@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
+.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -38,6 +38,9 @@ bench-full: setup ## ... with every configuration, into benchmarks/results (an h
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
 	python3 benchmarks/checkpoint.py $(ARGS)
+
+bench-generation: build ## Tokens a second of gpipe generate beside transformers' (fetches both once; 20 minutes on two cores)
+	python3 benchmarks/generation.py $(ARGS)
 
 bench-memory: setup ## The largest AmoebaNet-D and transformer under a cap, every variant (three quarters of an hour on two cores)
 	python3 benchmarks/memory.py --network amoeba --all-variants

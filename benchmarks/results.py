@@ -17,6 +17,7 @@ import amoeba
 import bilingual
 import checkpoint
 import folders
+import generation
 import gpt
 import gpu_report
 import hosts
@@ -78,6 +79,7 @@ PARTS = {
     "prediction-amoeba": PREDICTION,
     "python": Part("the Python package beside the native engine and peers", python_package.report),
     "checkpoint": Part("Cost of checkpoints", checkpoint.report, checkpoint.summary),
+    "generation": Part("Generation", generation.report, generation.summary),
     "planner": Part("how long planning takes", records.planner_report),
     "simulator": Part("how long simulating takes", records.simulator_report),
     "translation": Part("translation into English", records.translation_report),

@@ -29,7 +29,7 @@ import time
 from pathlib import Path
 
 
-from llama_parity import ROOT, exact_norms, torch, transformers
+from llama_parity import ROOT, exact, torch, transformers
 from safetensors import safe_open
 
 from tokenizers import (Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers,
@@ -52,6 +52,10 @@ CASES = {
     "qwen2.5": ("qwen2", "bytes", "bfloat16", {key: own for key, own in SIZES.items()
                                                if key != "head_dim"}),
     "qwen3": ("qwen3", "unigram", "bfloat16", SIZES | dict(tie_word_embeddings=True)),
+    "mixtral": ("mixtral", "sentencepiece", "bfloat16", SIZES | dict(
+        num_local_experts=4, num_experts_per_tok=2, output_router_logits=True)),
+    "qwen3-moe": ("qwen3_moe", "bytes", "bfloat16", SIZES | dict(
+        num_experts=6, num_experts_per_tok=2, moe_intermediate_size=32, norm_topk_prob=True)),
     "gpt2": ("gpt2", "bytes", "float32", GPT2),
 }
 PROMPTS = ["Dear", "Dear friend", "A pipeline of stages: é漢字", "x"]
@@ -151,10 +155,10 @@ def make(case, folder):
 
 
 def load(folder):
-    """The folder's model as transformers loads it, in float64, with norms that do not round to
+    """The folder's model as transformers loads it, in float64, with parts that do not round to
     float32."""
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64).eval()
-    exact_norms(model)
+    exact(model)
     return model
 
 

@@ -9,16 +9,20 @@ The cases together use every key that `gpipe_models::huggingface` supports. Each
 driver `llama_parity` on several stages with three micro-batches, and here on the whole mini-batch.
 The program prints a table. Where a tensor differs, it prints the name and ends with exit code 1.
 
+The balance of experts depends on the micro-batches, so transformers gets the same ones. Its experts
+of one layer are one parameter in memory, and one each in files and here.
+
 transformers computes RMSNorm in float32 even in float64. There a value next to the middle of two
 float32 numbers may be rounded differently. So in float64 its norms are replaced by ones that do not
-round; nothing else is.
+round, and so are the probabilities of experts; nothing else is.
 
 --only TEXT  cases whose name has TEXT in it
---short      four cases (CI)
+--short      five cases (CI)
 --prove      show that each of some deliberate faults is found
 """
 
 import argparse
+import functools
 import json
 import subprocess
 import sys
@@ -27,9 +31,7 @@ from pathlib import Path
 
 import packages
 
-TRANSFORMERS = "5.24.0"
-sys.path.insert(0, str(packages.once(f"transformers-{TRANSFORMERS}",
-                                     f"transformers=={TRANSFORMERS}")[0]))
+sys.path.insert(0, str(packages.transformers()))
 
 import torch  # noqa: E402
 import transformers  # noqa: E402
@@ -46,6 +48,7 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, "low_fre
 YARN = {"rope_type": "yarn", "rope_theta": 100.0, "factor": 4.0,
         "original_max_position_embeddings": 32, "beta_fast": 4.0, "beta_slow": 0.5}
 
+MOE = dict(num_experts_per_tok=2, head_dim=12)
 GPT2 = dict(n_embd=48, n_layer=3, n_head=6, n_positions=64, embd_pdrop=0.0, resid_pdrop=0.0,
             attn_pdrop=0.0)
 
@@ -75,12 +78,23 @@ CASES = {
     "qwen3-types": ("qwen3", dict(head_dim=12, use_sliding_window=True, sliding_window=4,
                                   layer_types=["sliding_attention", "full_attention",
                                                "sliding_attention"]), 3, "1f1b", 17),
+    "mixtral": ("mixtral", MOE | dict(num_local_experts=5, sliding_window=8), 3, "1f1b", 23),
+    "mixtral-balanced": ("mixtral", MOE | dict(num_local_experts=4, output_router_logits=True,
+                                               router_aux_loss_coef=0.4), 2, "zb-h1", 19),
+    "qwen3-moe": ("qwen3_moe", MOE | dict(num_experts=6, moe_intermediate_size=24, head_dim=12,
+                                          norm_topk_prob=True, output_router_logits=True,
+                                          router_aux_loss_coef=0.3, mlp_only_layers=[1]), 3,
+                  "gpipe", 17),
+    "qwen3-moe-step": ("qwen3_moe", MOE | dict(num_experts=4, moe_intermediate_size=24,
+                                               decoder_sparse_step=2, attention_bias=True,
+                                               use_sliding_window=True, sliding_window=6), 2,
+                       "1f1b", 21),
     "gpt2": ("gpt2", GPT2, 3, "1f1b", 23),
     "gpt2-untied": ("gpt2", GPT2 | dict(tie_word_embeddings=False, activation_function="gelu",
                                         n_inner=80), 2, "zb-h1", 19),
 }
-SHORT = ["llama3.1", "mistral", "qwen3-yarn", "gpt2"]
-SAMPLES = 7  # micro-batches of 3, 2 and 2
+SHORT = ["llama3.1", "mistral", "qwen3-yarn", "qwen3-moe", "gpt2"]
+SAMPLES, MICRO_BATCHES = 7, (3, 2, 2)
 STEPS = 5
 COLUMNS = ["logits", "loss", "gradient", "parameters"]
 # Of logits relative to the largest; of the others as parity.py's. Five steps of AdamW divide by the
@@ -106,6 +120,55 @@ def exact_norms(module):
             setattr(module, name, ExactNorm(child))
         else:
             exact_norms(child)
+
+
+def exact_router(router, x):
+    logits = nn.functional.linear(x.reshape(-1, x.shape[-1]), router.weight)
+    weights, chosen = logits.softmax(-1).topk(router.top_k, dim=-1)
+    if getattr(router, "norm_topk_prob", True):
+        weights = weights / weights.sum(-1, keepdim=True)
+    return logits, weights, chosen
+
+
+def routers(model):
+    return [own for own in model.modules() if type(own).__name__.endswith("TopKRouter")]
+
+
+def exact(model):
+    """Lets nothing round to float32, and computes experts one by one: the grouped product has no
+    float64."""
+    exact_norms(model)
+    model.config._experts_implementation = "eager"
+    for router in routers(model):
+        router.forward = functools.partial(exact_router, router)
+
+
+def balance(logits, experts, top_k):
+    """transformers' load_balancing_loss_func, in the dtype of the logits."""
+    probabilities = torch.cat(logits).softmax(-1)
+    chosen = probabilities.topk(top_k, dim=-1).indices
+    counts = nn.functional.one_hot(chosen, experts).sum((0, 1)).to(probabilities.dtype)
+    return experts * (counts / len(chosen) * probabilities.mean(0)).sum()
+
+
+def apart(tensors, kind):
+    """Each expert's tensors, with the names that they have in files."""
+    found = {}
+    for name, own in tensors.items():
+        layer, _, last = name.rpartition(".mlp.experts.")
+        names = {"mixtral": ("block_sparse_moe", "w1", "w3", "w2"),
+                 "qwen3_moe": ("mlp", "gate_proj", "up_proj", "down_proj")}.get(kind)
+        if last == "gate_up_proj":
+            for expert, both in enumerate(own):
+                for part, name in zip(both.chunk(2), names[1:3]):
+                    found[f"{layer}.{names[0]}.experts.{expert}.{name}.weight"] = part
+        elif last == "down_proj" and layer:
+            for expert, part in enumerate(own):
+                found[f"{layer}.{names[0]}.experts.{expert}.{names[3]}.weight"] = part
+        else:
+            found[name.replace(".mlp.gate.", ".block_sparse_moe.gate.") if kind == "mixtral"
+                  else name] = own
+    return found
 
 
 def make(case, folder):
@@ -134,19 +197,36 @@ def train(model, data):
     model.config.use_cache = False
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, weight_decay=0.1)
     found = {}
+    recorded = []
+    for router in routers(model):
+        router.register_forward_hook(lambda *arguments: recorded.append(arguments[2][0]))
+    config = model.config
+    balanced = getattr(config, "output_router_logits", False)
     for step in range(1, STEPS + 1):
-        logits = model(data["tokens"]).logits
-        found.setdefault("logits", logits.detach().double())
-        loss = nn.functional.cross_entropy(logits.flatten(0, 1), data["targets"].flatten())
-        optimizer.zero_grad()
-        loss.backward()
-        found[f"{step}/loss"] = loss.detach().double()
         if step == 1:
-            found["gradient"] = {name: own.grad.double().clone()
-                                 for name, own in model.named_parameters()}
+            found["logits"] = model(data["tokens"]).logits.detach().double()
+        optimizer.zero_grad()
+        total, targets = 0.0, (data["targets"] != -100).sum()
+        for tokens, wanted in zip(*(data[name].split(MICRO_BATCHES)
+                                    for name in ("tokens", "targets")), strict=True):
+            recorded.clear()
+            logits = model(tokens).logits
+            loss = nn.functional.cross_entropy(logits.flatten(0, 1), wanted.flatten(),
+                                               reduction="sum") / targets
+            if balanced:
+                term = balance(recorded, recorded[0].shape[-1], config.num_experts_per_tok)
+                loss = loss + config.router_aux_loss_coef * term * (wanted != -100).sum() / targets
+            loss.backward()
+            total += loss.detach().double()
+        found[f"{step}/loss"] = total
+        if step == 1:
+            found["gradient"] = apart({name: own.grad.double().clone()
+                                       for name, own in model.named_parameters()},
+                                      config.model_type)
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
-    found["parameters"] = {name: own.detach().double() for name, own in model.named_parameters()}
+    found["parameters"] = apart({name: own.detach().double()
+                                 for name, own in model.named_parameters()}, config.model_type)
     return found
 
 
@@ -172,7 +252,7 @@ def compare(case, dtype, driver, spoil=None):
         subprocess.run([driver, folder, dtype, str(stages), schedule], check=True)
         ours = read_safetensors(folder / "gpipe.safetensors")
     if dtype == "float64":
-        exact_norms(model)
+        exact(model)
     theirs = train(model.to(getattr(torch, dtype)), data)
     found, tolerance = Findings(f"{case} {dtype}"), TOLERANCE[dtype]
     apart = (ours["logits"].double() - theirs["logits"]).abs().max() / theirs["logits"].abs().max()
@@ -202,6 +282,9 @@ FAULTS = {
     "a window that is one too wide": ("mistral", edit(lambda c: c.update(sliding_window=8))),
     "another theta": ("qwen3", edit(lambda c: c["rope_parameters"].update(rope_theta=10001.0))),
     "another blend": ("qwen3-yarn", edit(lambda c: c["rope_parameters"].update(beta_slow=1.0))),
+    "another balance of experts": ("mixtral-balanced",
+                                   edit(lambda c: c.update(router_aux_loss_coef=0.41))),
+    "weights that are not divided": ("qwen3-moe", edit(lambda c: c.update(norm_topk_prob=False))),
     "the window in the wrong blocks": ("qwen3-types", edit(lambda c: c["layer_types"].reverse()
                                                            or c["layer_types"].append(
                                                                c["layer_types"].pop(0)))),

@@ -12,6 +12,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+# The transformers with which models are compared.
+TRANSFORMERS = "5.24.0"
+
 PROGRAM = Path(sys.argv[0]).stem
 
 
@@ -68,3 +71,8 @@ def use(name, version):
     folder, _ = once(f"{name}-{version}-python{python}", "--no-deps", f"{name}=={version}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
+
+
+def transformers():
+    """The folder with transformers."""
+    return once(f"transformers-{TRANSFORMERS}", f"transformers=={TRANSFORMERS}")[0]

@@ -186,6 +186,56 @@ fn oracle_the_transformer_is_a_gpt2_and_comes_back() {
     assert_eq!(generate("whole"), generate("whole-gpt2"));
 }
 
+/// A folder with experts in two of three blocks, whose balance is a part of the loss.
+fn with_experts(folder: &Folder) {
+    let to = folder.path("experts");
+    fs::create_dir(&to).unwrap();
+    fs::copy(folder.path("run/tokenizer.json"), to.join("tokenizer.json")).unwrap();
+    let config = json!({
+        "model_type": "qwen3_moe", "vocab_size": 300, "hidden_size": 16, "intermediate_size": 24,
+        "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 6,
+        "max_position_embeddings": 32, "num_experts": 5, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 8, "mlp_only_layers": [1], "norm_topk_prob": true,
+        "output_router_logits": true, "router_aux_loss_coef": 0.5, "initializer_range": 0.3,
+    });
+    fs::write(to.join("config.json"), config.to_string()).unwrap();
+    let network = gpipe_models::huggingface::config(&config.to_string()).unwrap().network;
+    let input = gpipe::TensorSpec::new([1, 8], tch::Kind::Int64);
+    let mut pipeline = gpipe::Pipeline::builder(network.build().unwrap(), input).build().unwrap();
+    let tensors = pipeline.parameters().unwrap();
+    gpipe_checkpoint::weights::save(&to.join("model.safetensors"), &tensors).unwrap();
+}
+
+#[test]
+fn transparency_of_experts() {
+    let folder = exported();
+    with_experts(&folder);
+    let train = |out: &'static str, more: &[&'static str]| {
+        let train = ["train", "--from", "experts", "--text", "text.txt", "--out", out];
+        [&train[..], &SHORT, more].concat()
+    };
+    folder.succeeds(&train("one", &["--stages", "1"]));
+    folder.succeeds(&train("four", &["--stages", "4", "--schedule", "zb-h1", "--remat", "always"]));
+    assert!(folder.weights("one") == folder.weights("four"));
+    let launch = ["launch", "--processes", "2", "--"];
+    folder.succeeds(&[&launch[..], &train("processes", &["--stages", "2"])].concat());
+    assert!(folder.weights("one") == folder.weights("processes"));
+    // The balance is a part of the loss: without it, other weights.
+    edit(&folder.path("experts/config.json"), |config| {
+        config["output_router_logits"] = false.into();
+    });
+    folder.succeeds(&train("other", &["--stages", "1"]));
+    assert!(folder.weights("one") != folder.weights("other"));
+    let generate = ["generate", "one", "--prompt", "stage", "--tokens", "5", "--json"];
+    let text = folder.succeeds(&generate);
+    assert!(text.contains("\"end\""), "{text}");
+    folder.succeeds(&["eval", "one", "--text", "text.txt", "--tokens", "100"]);
+    folder.succeeds(&["export", "one", "--to", "mine"]);
+    let names: Vec<String> =
+        tensors(&folder.path("mine")).into_iter().map(|(name, ..)| name).collect();
+    assert!(names.contains(&"model.layers.2.mlp.experts.4.up_proj.weight".to_owned()));
+}
+
 /// A copy of the model's folder that a test may damage.
 fn copied(folder: &Folder, to: &str) -> PathBuf {
     let to = folder.path(to);

@@ -98,7 +98,8 @@ pub use gpipe_core::{
 pub use interrupt::Interrupt;
 pub use layer::{Forward, Infer, Layer};
 pub use loss::{
-    CrossEntropy, Loss, LossContext, LossOf, LossTerm, MeanSquaredError, WithAuxiliary,
+    BalancedExperts, CrossEntropy, Loss, LossContext, LossOf, LossTerm, MeanSquaredError,
+    WithAuxiliary,
 };
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use observer::{ActionEvent, DeviceMemory, LayerEvent, Observer, Pass, StepEvent, When};

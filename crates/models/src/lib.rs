@@ -14,7 +14,7 @@ pub use images::{
     resnet::ResNet,
     unet::UNet,
 };
-pub use llama::{Llama, LlamaError};
+pub use llama::{Experts, Llama, LlamaError};
 pub use transformer::{Transformer, TransformerError};
 pub use translation::{Translation, TranslationError};
 pub use translator::{CachedLogits, RecomputedLogits};

@@ -1,10 +1,13 @@
-//! Llama and the models built like it: Mistral, Qwen 2.5, Qwen 3, SmolLM.
+//! Llama and the models built like it: Mistral, Qwen 2.5, Qwen 3, SmolLM, Mixtral, Qwen3-MoE.
 //!
 //! Layers and parameters have the names of Hugging Face's transformers.
 
 use gpipe::{
     Sequence,
-    layers::{GatedMlp, GroupedAttention, LlamaBlock, RmsNorm, Rotary, TokenLogits, TokenTable},
+    layers::{
+        ExpertMlp, ExpertNames, FeedForward, GatedMlp, GroupedAttention, LlamaBlock, RmsNorm,
+        Rotary, TokenLogits, TokenTable,
+    },
 };
 
 /// Maximum number of blocks.
@@ -42,12 +45,33 @@ pub struct Llama {
     pub mlp_bias: bool,
     /// Whether each head of queries and keys has an RMSNorm (Qwen 3).
     pub head_norms: bool,
+    /// A mixture of experts in some blocks.
+    pub experts: Option<Experts>,
     /// Dropout of attention weights.
     pub attention_dropout: f64,
     /// Whether the logits share the token table (Press & Wolf 2017).
     pub tied: bool,
     /// Standard deviation of the initial weights.
     pub std: f64,
+}
+
+/// A mixture of experts (Mixtral, Qwen3-MoE).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Experts {
+    /// Number of experts.
+    pub experts: i64,
+    /// Number of experts that a token goes through.
+    pub top_k: i64,
+    /// Width of an expert.
+    pub hidden: i64,
+    /// Whether the weights of a token's experts are divided by their sum.
+    pub normalise: bool,
+    /// Weight of [`BalancedExperts`](gpipe::BalancedExperts). 0: the model has no second output.
+    pub balance: f64,
+    /// Names of the parameters.
+    pub names: ExpertNames,
+    /// For each block, whether it has them.
+    pub blocks: Vec<bool>,
 }
 
 /// A model's sizes are invalid.
@@ -66,8 +90,8 @@ impl Llama {
         let (vocabulary, features, std, eps) = (self.vocabulary, self.features, self.std, self.eps);
         let table = TokenTable { vocabulary, features, std, tie: tie.clone() };
         let mut sequence = Sequence::new().push("model.embed_tokens", table);
-        let mlp = GatedMlp { features, hidden: self.hidden, bias: self.mlp_bias, std };
-        for (block, &window) in self.windows.iter().enumerate() {
+        let dense = GatedMlp { features, hidden: self.hidden, bias: self.mlp_bias, std };
+        for (number, &window) in self.windows.iter().enumerate() {
             let attention = GroupedAttention {
                 features,
                 heads: self.heads,
@@ -81,8 +105,23 @@ impl Llama {
                 dropout: self.attention_dropout,
                 std,
             };
-            let block = (format!("model.layers.{block}"), LlamaBlock { attention, mlp, eps });
-            sequence = sequence.push(block.0, block.1);
+            let own = self.experts.as_ref();
+            let own = own.filter(|own| own.blocks.get(number).copied().unwrap_or(false));
+            let mlp = match own {
+                None => FeedForward::Dense(dense),
+                Some(own) => FeedForward::Experts(ExpertMlp {
+                    features,
+                    hidden: own.hidden,
+                    experts: own.experts,
+                    top_k: own.top_k,
+                    normalise: own.normalise,
+                    balance: own.balance > 0.0,
+                    names: own.names,
+                    std,
+                }),
+            };
+            let block = LlamaBlock { attention, mlp, eps };
+            sequence = sequence.push(format!("model.layers.{number}"), block);
         }
         let logits = TokenLogits { vocabulary, features, std, tie };
         Ok(sequence.push("model.norm", RmsNorm { features, eps }).push("lm_head", logits))
@@ -100,6 +139,12 @@ impl Llama {
         ];
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size < 1) {
             return refuse(format!("{name} = {size}: use at least 1"));
+        }
+        if let Some(own) = &self.experts
+            && own.blocks.len() != self.windows.len()
+        {
+            let (blocks, all) = (own.blocks.len(), self.windows.len());
+            return refuse(format!("experts are said of {blocks} blocks, and there are {all}"));
         }
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > SIZE_MAX) {
             return refuse(format!("{name} = {size}: use at most {SIZE_MAX}"));

@@ -7,7 +7,7 @@ use gpipe::{
     Adam, Balance, Bytes, CrossEntropy, Kernels, Loss, MeanSquaredError, Optimizer, Pipeline,
     Remat, RmsProp, Schedule, Sequence, Sgd, TensorSpec, WithAuxiliary,
     estimate::{Rate, Training, estimate},
-    layers::{Rotary, RotaryScaling},
+    layers::{ExpertNames, Rotary, RotaryScaling},
 };
 use gpipe_core::{
     cost::{LayerState, ModelCosts},
@@ -16,7 +16,7 @@ use gpipe_core::{
     plan::{Plan, PlanDevice, StagePrediction, predict},
     simulate::LINK_CAPACITY,
 };
-use gpipe_models::{AmoebaNet, Llama, ResNet, Transformer, Translation, UNet, Variant};
+use gpipe_models::{AmoebaNet, Experts, Llama, ResNet, Transformer, Translation, UNet, Variant};
 use tch::{Device, Kind, Tensor};
 
 const SAMPLES: i64 = 8;
@@ -59,6 +59,10 @@ fn gpt(split_blocks: bool, attention_dropout: f64) -> Network {
 
 /// Grouped queries with norms, a window in half of the blocks, biases.
 fn llama(attention_dropout: f64) -> Network {
+    llama_with(attention_dropout, None)
+}
+
+fn llama_with(attention_dropout: f64, experts: Option<Experts>) -> Network {
     let model = Llama {
         vocabulary: 500,
         features: 128,
@@ -73,6 +77,7 @@ fn llama(attention_dropout: f64) -> Network {
         output_bias: false,
         mlp_bias: false,
         head_norms: true,
+        experts,
         attention_dropout,
         tied: true,
         std: 0.02,
@@ -81,6 +86,21 @@ fn llama(attention_dropout: f64) -> Network {
     let targets = Tensor::zeros([SAMPLES, 64], (Kind::Int64, Device::Cpu));
     let tied = (model.vocabulary * model.features * 4) as u64;
     Network { name: "llama", model: model.build().unwrap(), inputs, targets, tied }
+}
+
+/// Four experts in half of the blocks. As tokens are divided unequally, an expert's tensors are
+/// larger or smaller than predicted.
+fn experts() -> Network {
+    let experts = Experts {
+        experts: 4,
+        top_k: 2,
+        hidden: 256,
+        normalise: true,
+        balance: 0.0,
+        names: ExpertNames::Qwen,
+        blocks: vec![true, false, true, false],
+    };
+    llama_with(0.0, Some(experts))
 }
 
 /// Sources of 40 tokens, targets of 56.
@@ -326,6 +346,7 @@ fn oracle_llama_holds_what_is_predicted() {
     let cases = some_cases(Kernels::Aten, Kind::Float);
     compare(&[llama(0.0), llama(0.1)], &cases, 0.11, below());
     compare(&[llama(0.0)], &some_cases(Kernels::OneDnn, Kind::Float), 0.11, below());
+    compare(&[experts()], &cases, 0.11, below());
 }
 
 /// On a GPU a stage also holds copies of what it is fed and what it receives.

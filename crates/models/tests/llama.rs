@@ -3,12 +3,12 @@
 //! `scripts/llama_parity.py` compares it with transformers.
 
 use gpipe::{
-    Pipeline, TensorSpec,
+    Adam, BalancedExperts, CrossEntropy, Pipeline, TensorSpec,
     decode::GroupStep,
-    layers::{Rotary, RotaryScaling},
+    layers::{ExpertNames, Rotary, RotaryScaling},
 };
 use gpipe_models::{
-    Llama, Transformer,
+    Experts, Llama, Transformer,
     huggingface::{
         Network, config,
         names::{Found, Name},
@@ -40,10 +40,25 @@ fn model() -> Llama {
         output_bias: false,
         mlp_bias: true,
         head_norms: true,
+        experts: None,
         attention_dropout: 0.0,
         tied: true,
         std: 0.3,
     }
+}
+
+/// Experts in two of three blocks.
+fn experts(balance: f64) -> Llama {
+    let experts = Experts {
+        experts: 5,
+        top_k: 2,
+        hidden: 8,
+        normalise: true,
+        balance,
+        names: ExpertNames::Qwen,
+        blocks: vec![true, false, true],
+    };
+    Llama { experts: Some(experts), qkv_bias: false, mlp_bias: false, ..model() }
 }
 
 fn tokens(samples: i64, length: i64, seed: i64) -> Tensor {
@@ -57,6 +72,13 @@ fn inputs() -> Vec<TensorSpec> {
 
 fn trained(run: &Run, model: &Llama, kind: Kind) -> Vec<(String, Tensor)> {
     let builder = run.builder_of(model.build().unwrap(), inputs(), 3);
+    let builder = match &model.experts {
+        Some(own) if own.balance > 0.0 => {
+            let loss = CrossEntropy::default();
+            builder.loss(BalancedExperts { loss, weight: own.balance, top_k: own.top_k })
+        }
+        _ => builder,
+    };
     let mut pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
     let mut all = Vec::new();
     for step in 0..2 {
@@ -76,6 +98,9 @@ fn transparency_of_llama() {
         (model(), Kind::Float),
         (model(), Kind::BFloat16),
         (Llama { attention_dropout: 0.2, ..plain }, Kind::Float),
+        (experts(0.5), Kind::Float),
+        (experts(0.5), Kind::BFloat16),
+        (experts(0.0), Kind::Float),
     ] {
         let expected = trained(&Run::plain(), &model, kind);
         for run in Run::all(layers).into_iter().step_by(3) {
@@ -84,12 +109,55 @@ fn transparency_of_llama() {
     }
 }
 
+/// An expert that no token chose had no gradient: its weights did not decay, and its momentum stood
+/// still, unlike those of transformers, where the experts of a layer are one parameter.
+#[test]
+fn regression_experts_without_tokens_are_trained() {
+    let model = experts(0.0);
+    let rule = Adam { weight_decay: 0.5, decoupled: true, ..Adam::default() };
+    let builder = Pipeline::builder(model.build().unwrap(), inputs()).optimizer(rule);
+    let mut pipeline = builder.loss(CrossEntropy::default()).build().unwrap();
+    let before = pipeline.parameters().unwrap();
+    // One token alone: two of five experts.
+    let token = Tensor::ones([1, 1], (Kind::Int64, tch::Device::Cpu));
+    pipeline.train_step(&token, &token).unwrap();
+    for ((name, old), (_, new)) in before.iter().zip(pipeline.parameters().unwrap()) {
+        assert!(*old != new, "{name} stands still");
+    }
+}
+
+#[test]
+fn fault_experts_that_do_not_fit_are_refused() {
+    let refused = |change: fn(&mut Experts), part: &str| {
+        let mut model = experts(0.0);
+        change(model.experts.as_mut().unwrap());
+        let built = model.build().map_err(|error| error.to_string());
+        let built = built.and_then(|sequence| {
+            Pipeline::builder(sequence, inputs()).build().map_err(|error| error.to_string())
+        });
+        let error = built.err().unwrap();
+        assert!(error.contains(part), "{error}");
+    };
+    refused(|own| own.top_k = 6, "a token goes through 6 of 5 experts: use 1 to 5");
+    refused(|own| own.top_k = 0, "a token goes through 0 of 5 experts");
+    refused(|own| own.experts = 5000, "5000 experts: use 1 to 4096");
+    refused(|own| own.blocks.push(true), "experts are said of 4 blocks, and there are 3");
+    // The loss takes the division of tokens, which only a balanced model has.
+    let loss = BalancedExperts { loss: CrossEntropy::default(), weight: 0.1, top_k: 2 };
+    let plain = experts(0.0).build().unwrap();
+    let mut pipeline = Pipeline::builder(plain, inputs()).loss(loss).build().unwrap();
+    let error = pipeline.train_step(tokens(2, 9, 0), tokens(2, 9, 1)).unwrap_err().to_string();
+    assert!(error.contains("takes two outputs, logits and the division of tokens"), "{error}");
+}
+
 #[test]
 fn oracle_decoding_with_caches_gives_the_logits_of_the_whole_text() {
     let text = tokens(3, 14, 1);
     let dynamic = RotaryScaling::Dynamic { factor: 2.0 };
     let short = Rotary { theta: 1e4, positions: 32, scaling: dynamic };
-    for (model, stages) in [(model(), 1), (model(), 3), (Llama { rotary: short, ..model() }, 2)] {
+    for (model, stages) in
+        [(model(), 1), (model(), 3), (Llama { rotary: short, ..model() }, 2), (experts(0.5), 2)]
+    {
         let builder = Pipeline::builder(model.build().unwrap(), inputs());
         let mut pipeline = builder.stages(stages).kind(Kind::Double).build().unwrap();
         let whole = pipeline.predict(&text).unwrap().remove(0);
@@ -155,6 +223,17 @@ fn fault_configurations_that_are_not_supported_are_refused_by_name() {
         (json!({"model_type": "gemma2"}), "model_type is gemma2: supported are llama, mistral"),
         (json!({"hidden_act": "gelu"}), "hidden_act is \"gelu\": only \"silu\" is supported"),
         (json!({"num_experts": 8}), "num_experts is 8: this key is not supported"),
+        (json!({"model_type": "mixtral"}), "num_local_experts is missing"),
+        (
+            json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+                "router_jitter_noise": 0.1}),
+            "router_jitter_noise is 0.1: only 0.0 is supported",
+        ),
+        (
+            json!({"model_type": "qwen3_moe", "num_experts": 4, "moe_intermediate_size": 8,
+                "mlp_only_layers": "all"}),
+            "mlp_only_layers is \"all\": it is a list of numbers of blocks",
+        ),
         (json!({"quantization_config": {"bits": 4}}), "quantization_config is"),
         (json!({"hidden_size": "big"}), "hidden_size is \"big\": it is a whole number"),
         (json!({"vocab_size": null}), "vocab_size is missing"),
@@ -250,7 +329,10 @@ fn property_names_lead_there_and_back() {
     let mut untied = gpt2();
     untied["tie_word_embeddings"] = json!(false);
     let qwen = with(&json!({"model_type": "qwen3", "attention_bias": true}));
-    for network in [read(&gpt2()), read(&untied), read(&qwen), read(&keys())] {
+    let mixtral = json!({"model_type": "mixtral", "num_local_experts": 4,
+        "num_experts_per_tok": 2});
+    let mixtral = with(&mixtral);
+    for network in [&gpt2(), &untied, &qwen, &keys(), &mixtral].map(read) {
         let pipeline = Pipeline::builder(network.build().unwrap(), inputs()).build().unwrap();
         let mut seen = std::collections::HashSet::new();
         for layer in pipeline.outline() {
@@ -295,6 +377,10 @@ fn property_a_written_config_is_read_as_the_same_model() {
         json!({"model_type": "qwen2", "use_sliding_window": true, "sliding_window": 5,
                "max_window_layers": 1}),
         json!({"model_type": "qwen3", "attention_bias": true, "attention_dropout": 0.25}),
+        json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2}),
+        json!({"model_type": "qwen3_moe", "num_experts": 4, "num_experts_per_tok": 2,
+               "moe_intermediate_size": 8, "decoder_sparse_step": 2, "output_router_logits": true,
+               "router_aux_loss_coef": 0.25, "use_sliding_window": true, "sliding_window": 9}),
     ];
     for more in all {
         let network = config(&with(&more).to_string()).unwrap().network;

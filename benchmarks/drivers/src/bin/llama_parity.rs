@@ -12,11 +12,14 @@
 //! - `S/loss` of each step S, and `1/gradient/NAME`;
 //! - `5/parameter/NAME`.
 
-use gpipe::{Adam, CrossEntropy, Pipeline, Remat, Schedule, TensorSpec};
+use gpipe::{Adam, BalancedExperts, CrossEntropy, Pipeline, Remat, Schedule, TensorSpec};
 use gpipe_drivers::Failure;
-use gpipe_models::huggingface::{
-    self,
-    names::{Found, Name},
+use gpipe_models::{
+    Llama,
+    huggingface::{
+        self, Network,
+        names::{Found, Name},
+    },
 };
 use tch::{Kind, Tensor};
 
@@ -42,17 +45,23 @@ fn main() -> Result<(), Failure> {
     };
     let (tokens, targets) = (given("tokens")?, given("targets")?);
     let sample = TensorSpec::new([2, tokens.size()[1]], Kind::Int64);
-    let mut pipeline = Pipeline::builder(network.build()?, sample)
+    let builder = Pipeline::builder(network.build()?, sample)
         .stages(stages.parse()?)
         .schedule(schedule.parse::<Schedule>()?)
         .remat(Remat::Selective)
         .micro_batches(3)
         .kind(kind)
         .keep_gradients()
-        .loss(CrossEntropy::default())
         .optimizer(Adam { lr: 1e-3, weight_decay: 0.1, decoupled: true, ..Adam::default() })
-        .clip_norm(1.0)
-        .build()?;
+        .clip_norm(1.0);
+    let loss = CrossEntropy::default();
+    let mut pipeline = match &network {
+        Network::Llama(Llama { experts: Some(own), .. }) if own.balance > 0.0 => {
+            builder.loss(BalancedExperts { loss, weight: own.balance, top_k: own.top_k })
+        }
+        _ => builder.loss(loss),
+    }
+    .build()?;
     let weights = read("model")?;
     for (name, own) in weights {
         if let Found::Parameter(Name { name, transpose }) = network.parameter_of(&name) {

@@ -16,11 +16,13 @@ mod vocabulary;
 use std::ops::Range;
 
 use gpipe::{
-    Accuracy, CrossEntropy, IntoTensors, LayerError, Loss, LossContext, Metric, Padding, Pipeline,
-    PipelineBuilder, Sequence, TensorSpec, TopK, WithAuxiliary,
+    Accuracy, BalancedExperts, CrossEntropy, IntoTensors, LayerError, Loss, LossContext, Metric,
+    Padding, Pipeline, PipelineBuilder, Sequence, TensorSpec, TopK, WithAuxiliary,
     layers::{Gelu, Rotary, RotaryScaling},
 };
-use gpipe_models::{AmoebaNet, Llama, ResNet, Transformer, Variant, llama::BLOCKS_MAX};
+use gpipe_models::{
+    AmoebaNet, Llama, ResNet, Transformer, Variant, huggingface::Network, llama::BLOCKS_MAX,
+};
 use tch::{Kind, Tensor};
 
 pub(crate) use self::vocabulary::Vocabulary;
@@ -251,6 +253,7 @@ pub(crate) fn llama(config: &Config, model: &LlamaConfig, size: usize) -> Llama 
         qkv_bias: model.qkv_bias,
         output_bias: false,
         mlp_bias: false,
+        experts: None,
         head_norms: model.head_norms,
         attention_dropout: model.attention_dropout,
         tied: model.tied,
@@ -332,6 +335,13 @@ pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> Pipeli
         Model::AmoebaNet(model) if model.auxiliary != 0.0 => {
             builder.loss(WithAuxiliary { loss, weight: model.auxiliary })
         }
+        Model::HuggingFace(_) => match config.network() {
+            Ok(Network::Llama(Llama { experts: Some(own), .. })) if own.balance > 0.0 => {
+                let (weight, top_k) = (own.balance, own.top_k);
+                builder.loss(BalancedExperts { loss, weight, top_k })
+            }
+            _ => builder.loss(loss),
+        },
         _ => builder.loss(loss),
     };
     let builder = builder.metric(Nats);

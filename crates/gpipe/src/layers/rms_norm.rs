@@ -4,7 +4,8 @@ use tch::{Kind, Tensor};
 
 use crate::{
     error::LayerError,
-    layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    layer::{Forward, Infer, Init, Layer, ParameterSpec},
+    layers::{first_and_rest, passing_on},
     spec::TensorSpec,
     tape::{Tape, Var},
 };
@@ -60,14 +61,19 @@ impl Layer for RmsNorm {
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
         self.check()?;
-        Ok(vec![super::features(ctx, inputs, self.features)?.clone()])
+        let (x, rest) = first_and_rest(inputs)?;
+        let x = super::features(ctx, std::slice::from_ref(x), self.features)?;
+        Ok(passing_on(x.clone(), rest, Clone::clone))
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
-        Ok(vec![self.apply(ctx, 0, only(inputs)?)?])
+        let (x, rest) = first_and_rest(inputs)?;
+        Ok(passing_on(self.apply(ctx, 0, x)?, rest, Tensor::shallow_clone))
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
-        Some(vec![tape.rms_norm(*inputs.first()?, 0)])
+        let (&x, rest) = inputs.split_first()?;
+        let normed = tape.rms_norm(x, 0);
+        Some(passing_on(normed, rest, |var| *var))
     }
 }

@@ -6,6 +6,7 @@ use super::embedding::known_tokens;
 use crate::{
     error::LayerError,
     layer::{Forward, Infer, Init, Layer, ParameterSpec, only},
+    layers::{first_and_rest, passing_on},
     spec::TensorSpec,
     tape::{Tape, Var},
 };
@@ -83,11 +84,15 @@ impl Layer for TokenLogits {
     }
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        Ok(vec![super::features(ctx, inputs, self.features)?.with_last(self.vocabulary)])
+        let (x, rest) = first_and_rest(inputs)?;
+        let x = super::features(ctx, std::slice::from_ref(x), self.features)?;
+        Ok(passing_on(x.with_last(self.vocabulary), rest, Clone::clone))
     }
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
-        Ok(vec![ctx.linear(only(inputs)?, ctx.parameter(0)?, None)?])
+        let (x, rest) = first_and_rest(inputs)?;
+        let logits = ctx.linear(x, ctx.parameter(0)?, None)?;
+        Ok(passing_on(logits, rest, Tensor::shallow_clone))
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
@@ -95,6 +100,8 @@ impl Layer for TokenLogits {
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
-        Some(vec![tape.linear(*inputs.first()?, 0, None)])
+        let (&x, rest) = inputs.split_first()?;
+        let logits = tape.linear(x, 0, None);
+        Some(passing_on(logits, rest, |var| *var))
     }
 }

@@ -1,14 +1,16 @@
 //! Losses. A loss is a sum over samples (or tokens) and a count, kept apart so that micro-batches
 //! of unequal size give the exact loss of the mini-batch.
 //!
-//! - [`built_in`]: cross entropy, squared error, auxiliary heads
+//! - [`built_in`]: cross entropy, squared error, auxiliary heads; [`balanced`]: experts
 //! - [`terms`]: several losses of one pipeline, and the layer that hands them what they ask for
 
+mod balanced;
 mod built_in;
 mod terms;
 
 use std::cell::RefCell;
 
+pub use balanced::BalancedExperts;
 pub use built_in::{CrossEntropy, LossOf, MeanSquaredError, WithAuxiliary};
 use tch::Tensor;
 pub use terms::LossTerm;

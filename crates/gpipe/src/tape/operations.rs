@@ -370,6 +370,26 @@ impl Tape {
         self.push(Node::new(&[x], output))
     }
 
+    /// Rows of `x`, or values along its last axis, by indices: one for each row of `output`, or for
+    /// each of its values.
+    pub fn indexed(&mut self, x: Var, output: TensorSpec) -> Var {
+        let is_values = output.last() != self.spec(x).last();
+        let rows = output.elements() / if is_values { 1.0 } else { output.last().max(1) as f64 };
+        self.push(Node::new(&[x], output).saving_bytes(INDEX * rows))
+    }
+
+    /// Some rows of `x`, without a copy.
+    pub fn sliced(&mut self, x: Var, output: TensorSpec) -> Var {
+        self.push(Node::view(x, output))
+    }
+
+    /// The product of each row of `x` with a weight that needs a gradient.
+    pub fn weighted(&mut self, x: Var, weights: Var) -> Var {
+        let spec = self.spec(x).clone();
+        let own = bytes(&spec);
+        self.push(Node::new(&[x, weights], spec).saving(&[x, weights]).backward_bytes(own))
+    }
+
     /// Concatenates several tensors.
     pub fn concatenate(&mut self, parts: &[Var], output: TensorSpec) -> Var {
         self.push(Node::new(parts, output).passing_gradient())

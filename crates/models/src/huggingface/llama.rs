@@ -1,5 +1,6 @@
-//! The family of Llama: Llama, Mistral, Qwen 2.5, Qwen 3, SmolLM.
+//! The family of Llama: Llama, Mistral, Qwen 2.5, Qwen 3, SmolLM, Mixtral, Qwen3-MoE.
 
+use gpipe::layers::ExpertNames;
 use serde_json::Value;
 
 use super::{
@@ -7,7 +8,7 @@ use super::{
     names::{Found, Name},
     rope,
 };
-use crate::llama::{BLOCKS_MAX, Llama};
+use crate::llama::{BLOCKS_MAX, Experts, Llama};
 
 /// The architectures, by `model_type`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -16,14 +17,18 @@ pub(super) enum Family {
     Mistral,
     Qwen2,
     Qwen3,
+    Mixtral,
+    Qwen3Moe,
 }
 
 impl Family {
-    pub const ALL: [(&'static str, Self); 4] = [
+    pub const ALL: [(&'static str, Self); 6] = [
         ("llama", Self::Llama),
         ("mistral", Self::Mistral),
         ("qwen2", Self::Qwen2),
         ("qwen3", Self::Qwen3),
+        ("mixtral", Self::Mixtral),
+        ("qwen3_moe", Self::Qwen3Moe),
     ];
 
     pub fn of(name: &str) -> Option<Self> {
@@ -50,8 +55,10 @@ pub(super) fn read(keys: &mut Keys, family: Family) -> Result<Llama> {
     keys.only("hidden_act", "silu".into())?;
     keys.only("rope_interleaved", false.into())?;
     let attention_bias = match family {
-        Family::Llama | Family::Qwen3 => keys.truth_or("attention_bias", false)?,
-        Family::Mistral | Family::Qwen2 => false,
+        Family::Llama | Family::Qwen3 | Family::Qwen3Moe => {
+            keys.truth_or("attention_bias", false)?
+        }
+        Family::Mistral | Family::Qwen2 | Family::Mixtral => false,
     };
     Ok(Llama {
         vocabulary: keys.whole("vocab_size")?,
@@ -62,11 +69,12 @@ pub(super) fn read(keys: &mut Keys, family: Family) -> Result<Llama> {
         groups: keys.whole_or("num_key_value_heads")?.unwrap_or(heads),
         head_size,
         rotary: rope::read(keys)?,
+        experts: experts(keys, family, blocks)?,
         eps: keys.number_or("rms_norm_eps", 1e-6)?,
         qkv_bias: attention_bias || family == Family::Qwen2,
         output_bias: attention_bias,
         mlp_bias: family == Family::Llama && keys.truth_or("mlp_bias", false)?,
-        head_norms: family == Family::Qwen3,
+        head_norms: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
         attention_dropout: keys.number_or("attention_dropout", 0.0)?,
         tied: keys.truth_or("tie_word_embeddings", false)?,
         std: keys.number_or("initializer_range", 0.02)?,
@@ -80,14 +88,18 @@ fn windows(keys: &mut Keys, family: Family, blocks: i64) -> Result<Vec<Option<i6
         Family::Llama => None,
         // Its first version has one without the key.
         Family::Mistral if !keys.has("sliding_window") => Some(4096),
-        Family::Mistral => keys.whole_or("sliding_window")?,
-        Family::Qwen2 | Family::Qwen3 => {
+        Family::Mistral | Family::Mixtral => keys.whole_or("sliding_window")?,
+        Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
             let window = keys.whole_or("sliding_window")?;
             let is_used = keys.truth_or("use_sliding_window", false)?;
             // Without the key it is what transformers takes.
             is_used.then_some(window.unwrap_or(4096))
         }
     };
+    if family == Family::Qwen3Moe {
+        // transformers takes the window for all blocks.
+        keys.skip(&["max_window_layers"]);
+    }
     if !matches!(family, Family::Qwen2 | Family::Qwen3) {
         return Ok(vec![window; count]);
     }
@@ -114,6 +126,42 @@ fn windows(keys: &mut Keys, family: Family, blocks: i64) -> Result<Vec<Option<i6
         ),
     };
     listed.iter().map(of).collect()
+}
+
+/// The mixture of experts of the two families that have one.
+fn experts(keys: &mut Keys, family: Family, blocks: i64) -> Result<Option<Experts>> {
+    let count = usize::try_from(blocks).unwrap_or(usize::MAX).min(BLOCKS_MAX + 1);
+    let names = match family {
+        Family::Mixtral => ExpertNames::Mixtral,
+        Family::Qwen3Moe => ExpertNames::Qwen,
+        _ => return Ok(None),
+    };
+    // transformers has both names for the number.
+    let (new, old) = (keys.whole_or("num_local_experts")?, keys.whole_or("num_experts")?);
+    let experts = new.or(old).ok_or_else(|| keys.missing("num_local_experts"))?;
+    let weight = keys.number_or("router_aux_loss_coef", 0.001)?;
+    let is_balanced = keys.truth_or("output_router_logits", false)?;
+    let (hidden, normalise, blocks) = match family {
+        Family::Mixtral => {
+            keys.only("router_jitter_noise", 0.0.into())?;
+            (keys.whole("intermediate_size")?, true, vec![true; count])
+        }
+        _ => {
+            let step = keys.whole_or("decoder_sparse_step")?.unwrap_or(1) as u64;
+            let dense = keys.get("mlp_only_layers").unwrap_or_else(|| Value::Array(Vec::new()));
+            let listed = dense.as_array().map(|all| all.iter().map(Value::as_u64).collect());
+            let Some(Some(listed)) = listed.map(|all: Option<Vec<u64>>| all) else {
+                return keys.wrong("mlp_only_layers", &dense, "it is a list of numbers of blocks");
+            };
+            let is_sparse =
+                |block: u64| (block + 1).is_multiple_of(step) && !listed.contains(&block);
+            let sparse = (0..count as u64).map(is_sparse).collect();
+            (keys.whole("moe_intermediate_size")?, keys.truth_or("norm_topk_prob", false)?, sparse)
+        }
+    };
+    let top_k = keys.whole("num_experts_per_tok")?;
+    let balance = if is_balanced { weight } else { 0.0 };
+    Ok(Some(Experts { experts, top_k, hidden, normalise, balance, names, blocks }))
 }
 
 /// The parameter that a folder names `name`. `tied` says whether logits share the token table.

@@ -4,7 +4,7 @@ use gpipe::layers::{Rotary, RotaryScaling};
 use serde_json::{Map, Value, json};
 
 use super::{Network, config, keys::ConfigError, llama::Family};
-use crate::{Llama, Transformer, transformer::Gelu};
+use crate::{Llama, Transformer, llama::Experts, transformer::Gelu};
 
 /// The text of a `config.json` for `network`, whose texts end with token `end`. `dtype` is
 /// transformers' name of the weights' dtype, such as `float32`.
@@ -44,6 +44,8 @@ fn llama(model: &Llama, model_type: &str) -> Map<String, Value> {
         "mistral" => "MistralForCausalLM",
         "qwen2" => "Qwen2ForCausalLM",
         "qwen3" => "Qwen3ForCausalLM",
+        "mixtral" => "MixtralForCausalLM",
+        "qwen3_moe" => "Qwen3MoeForCausalLM",
         _ => "LlamaForCausalLM",
     };
     let mut keys = object(json!({
@@ -67,17 +69,25 @@ fn llama(model: &Llama, model_type: &str) -> Map<String, Value> {
     if let Some(scaling) = scaling(&model.rotary) {
         keys.insert("rope_scaling".into(), scaling);
     }
-    if matches!(model_type, "llama" | "qwen3") {
+    if let Some(own) = &model.experts {
+        experts(&mut keys, own, model_type);
+    }
+    if matches!(model_type, "llama" | "qwen3" | "qwen3_moe") {
         keys.insert("attention_bias".into(), model.output_bias.into());
     }
     if model_type == "llama" {
         keys.insert("mlp_bias".into(), model.mlp_bias.into());
     }
     let window = model.windows.iter().flatten().next();
-    if model_type == "mistral" {
+    if matches!(model_type, "mistral" | "mixtral") {
         keys.insert("sliding_window".into(), json!(window));
     }
-    if model_type.starts_with("qwen")
+    if model_type == "qwen3_moe"
+        && let Some(window) = window
+    {
+        keys.insert("sliding_window".into(), json!(window));
+        keys.insert("use_sliding_window".into(), true.into());
+    } else if model_type.starts_with("qwen")
         && let Some(window) = window
     {
         let of = |own: &Option<i64>| match own {
@@ -90,6 +100,24 @@ fn llama(model: &Llama, model_type: &str) -> Map<String, Value> {
         keys.insert("layer_types".into(), types.into());
     }
     keys
+}
+
+fn experts(keys: &mut Map<String, Value>, own: &Experts, model_type: &str) {
+    let dense = own.blocks.iter().enumerate().filter(|(_, is_sparse)| !**is_sparse);
+    let dense: Vec<usize> = dense.map(|(number, _)| number).collect();
+    let more = match model_type {
+        "mixtral" => json!({"num_local_experts": own.experts, "intermediate_size": own.hidden}),
+        "qwen3_moe" => json!({
+            "num_experts": own.experts, "moe_intermediate_size": own.hidden,
+            "norm_topk_prob": own.normalise, "decoder_sparse_step": 1, "mlp_only_layers": dense
+        }),
+        _ => return,
+    };
+    keys.extend(object(more));
+    keys.extend(object(json!({
+        "num_experts_per_tok": own.top_k, "output_router_logits": own.balance > 0.0,
+        "router_aux_loss_coef": own.balance
+    })));
 }
 
 fn scaling(rotary: &Rotary) -> Option<Value> {
