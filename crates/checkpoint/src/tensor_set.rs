@@ -108,7 +108,7 @@ impl TensorSet {
     /// Whether two tensors have the same dtype, shape and bytes.
     ///
     /// # Errors
-    /// As for [`TensorFile::are_equal`].
+    /// As for [`TensorSet::read`], except that any dtype is accepted.
     pub fn are_equal(&mut self, a: &str, b: &str) -> Result<bool, FileError> {
         let described = |entry: &Entry| (entry.dtype.clone(), entry.shape.clone());
         if self.entry(a).map(described) != self.entry(b).map(described) {

@@ -145,7 +145,8 @@ fn fault_experts_that_do_not_fit_are_refused() {
     // The loss takes the division of tokens, which only a balanced model has.
     let loss = BalancedExperts { loss: CrossEntropy::default(), weight: 0.1, top_k: 2 };
     let plain = experts(0.0).build().unwrap();
-    let mut pipeline = Pipeline::builder(plain, inputs()).loss(loss).build().unwrap();
+    let pipeline = Pipeline::builder(plain, inputs()).loss(loss);
+    let mut pipeline = pipeline.optimizer(Adam::default()).build().unwrap();
     let error = pipeline.train_step(tokens(2, 9, 0), tokens(2, 9, 1)).unwrap_err().to_string();
     assert!(error.contains("takes two outputs, logits and the division of tokens"), "{error}");
 }
