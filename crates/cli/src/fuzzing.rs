@@ -28,3 +28,11 @@ pub fn config(text: &str, overrides: &[String]) -> Result<[String; 2], String> {
 pub fn plan(path: &Path) -> Result<(), String> {
     PlanFile::read(path).map(drop).map_err(|error| error.to_string())
 }
+
+/// Reads the contents of a `generation_config.json`.
+///
+/// # Errors
+/// What a user would see.
+pub fn generation(bytes: &[u8]) -> Result<(), String> {
+    crate::generate::settings_of(bytes).map_err(|error| error.to_string())
+}

@@ -172,7 +172,8 @@ impl RunFolder {
                 fit
             }
         };
-        let mut pipeline = setup::pipeline_among(&self.config, model, processes)?.build()?;
+        let builder = setup::pipeline_among(&self.config, model, processes)?;
+        let mut pipeline = builder.given_parameters().build()?;
         setup::read_weights(&mut pipeline, &fit, &mut weights)?;
         Ok(pipeline)
     }

@@ -12,6 +12,8 @@ use gpipe::{
 
 /// Maximum number of blocks.
 pub const BLOCKS_MAX: usize = 4096;
+/// Maximum number of experts in all blocks together.
+const EXPERTS_MAX: i64 = 1 << 17;
 /// Maximum size. Products of two sizes stay far from overflow.
 const SIZE_MAX: i64 = 1 << 24;
 
@@ -145,6 +147,15 @@ impl Llama {
         {
             let (blocks, all) = (own.blocks.len(), self.windows.len());
             return refuse(format!("experts are said of {blocks} blocks, and there are {all}"));
+        }
+        if let Some(own) = &self.experts {
+            let blocks = own.blocks.iter().filter(|is_sparse| **is_sparse).count() as i64;
+            if own.experts.saturating_mul(blocks) > EXPERTS_MAX {
+                return refuse(format!(
+                    "{} experts in {blocks} blocks: use at most {EXPERTS_MAX} in all",
+                    own.experts
+                ));
+            }
         }
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size > SIZE_MAX) {
             return refuse(format!("{name} = {size}: use at most {SIZE_MAX}"));

@@ -105,7 +105,7 @@ pub(crate) struct PredictArguments {
     pub json: bool,
 }
 
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 pub(crate) struct GenerateArguments {
     #[command(flatten)]
     pub run: RunArguments,

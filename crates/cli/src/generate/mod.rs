@@ -60,6 +60,12 @@ pub(crate) fn run(
     Processes::among(here, timeout_s, |processes| go_on(arguments, processes))
 }
 
+/// Reads the contents of a `generation_config.json`, without flags.
+#[cfg(feature = "fuzzing")]
+pub(crate) fn settings_of(text: &[u8]) -> Result<(), CliError> {
+    Settings::of_file(&GenerateArguments::default(), text).map(drop)
+}
+
 fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), CliError> {
     if !(1..=BATCH_MAX).contains(&arguments.batch) {
         return Err(CliError::Usage(format!("--batch {}: use 1 to {BATCH_MAX}", arguments.batch)));

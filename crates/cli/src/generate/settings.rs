@@ -48,16 +48,20 @@ impl Settings {
         config: &Config,
         vocabulary: &Vocabulary,
     ) -> Result<Self, CliError> {
-        let file = match vocabulary.companion(FILE) {
-            None => None,
-            Some(text) => {
-                let keys: Map<String, Value> = serde_json::from_slice(text).map_err(|error| {
-                    CliError::Usage(format!("{FILE}: it is no object of keys ({error})"))
-                })?;
-                Some(File { keys, used: Vec::new() })
-            }
-        };
-        let mut file = file.unwrap_or(File { keys: Map::new(), used: Vec::new() });
+        let mut file = File::read(vocabulary.companion(FILE))?;
+        let mut settings = Self::with(arguments, &mut file)?;
+        settings.ends.push(vocabulary.tokenizer()?.end_of_document());
+        settings.ends.extend(config.ends());
+        Ok(settings)
+    }
+
+    /// The settings of `arguments`, and of the contents of a `generation_config.json`.
+    #[cfg(feature = "fuzzing")]
+    pub fn of_file(arguments: &GenerateArguments, text: &[u8]) -> Result<Self, CliError> {
+        Self::with(arguments, &mut File::read(Some(text))?)
+    }
+
+    fn with(arguments: &GenerateArguments, file: &mut File) -> Result<Self, CliError> {
         // Without a file, texts are sampled. With one, its model's makers say whether.
         let greedy = !file.keys.is_empty() && !file.truth("do_sample")?.unwrap_or(false);
         let (temperature, top_k) = (file.number("temperature")?, file.count("top_k")?);
@@ -81,9 +85,7 @@ impl Settings {
                 "--stop: give at most {STOPS_MAX} texts, none of them empty"
             )));
         }
-        let mut ends = vec![vocabulary.tokenizer()?.end_of_document()];
-        ends.extend(file.tokens("eos_token_id")?);
-        ends.extend(config.ends());
+        let ends = file.tokens("eos_token_id")?;
         let unused = file.unused();
         Ok(Self { sampling, tokens, ends, stops: arguments.stop.clone(), unused })
     }
@@ -96,6 +98,15 @@ struct File {
 }
 
 impl File {
+    /// The keys of the file, of which there are none without one.
+    fn read(text: Option<&[u8]>) -> Result<Self, CliError> {
+        let keys = text.map_or_else(|| Ok(Map::new()), serde_json::from_slice);
+        let keys = keys.map_err(|error| {
+            CliError::Usage(format!("{FILE}: it is no object of keys ({error})"))
+        })?;
+        Ok(Self { keys, used: Vec::new() })
+    }
+
     fn get(&mut self, key: &'static str) -> Option<&Value> {
         self.used.push(key);
         self.keys.get(key).filter(|value| !value.is_null())

@@ -183,7 +183,12 @@ fn build(
     let config = &start.config;
     describe(config, &model);
     demand::check(config, &model, processes)?;
-    let mut pipeline = setup::pipeline_among(config, model, processes)?.build()?;
+    let mut builder = setup::pipeline_among(config, model, processes)?;
+    // The weights of a folder fit, so no parameter keeps an initial value.
+    if data.init.is_some() && arguments.pipeline.config.from.is_some() {
+        builder = builder.given_parameters();
+    }
+    let mut pipeline = builder.build()?;
     say!("layers per stage: {:?}", pipeline.balance());
     let fed = pipeline.samples_fed(config.train.mini_batch)?;
     let make = data.task.training(data.position.batches, data.position.samples, fed)?;
