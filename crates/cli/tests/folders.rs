@@ -413,3 +413,55 @@ fn oracle_generation_config_is_followed() {
         &["generation_config.json: temperature is \"hot\": it is a number"],
     );
 }
+
+/// A tokenizer of another program, for a model that is trained from scratch. What it decodes is not
+/// what it encoded: the text is cut into words.
+#[test]
+fn oracle_a_model_from_scratch_takes_any_tokenizer() {
+    let folder = Folder::new();
+    fs::write(folder.path("tiny.toml"), CONFIG).unwrap();
+    let words = [
+        "<unk>", "</s>", "pipeline", "stage", "micro", "batch", "gradient", "layer", "bubble",
+        "loss", ".",
+    ];
+    let vocabulary: serde_json::Map<String, Value> =
+        words.iter().enumerate().map(|(id, word)| ((*word).to_owned(), id.into())).collect();
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+        "added_tokens": [{"id": 1, "content": "</s>", "single_word": false, "lstrip": false,
+                          "rstrip": false, "normalized": false, "special": true}],
+        "pre_tokenizer": {"type": "Whitespace"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "vocab": vocabulary, "unk_token": "<unk>"}
+    });
+    fs::create_dir(folder.path("words")).unwrap();
+    fs::write(folder.path("words/tokenizer.json"), tokenizer.to_string()).unwrap();
+    let printed = folder.train(&["--out", "run", "--set", "data.tokenizer=words/tokenizer.json"]);
+    assert!(printed.contains("vocabulary 11"), "{printed}");
+    assert_eq!(
+        fs::read_to_string(folder.path("run/tokenizer.json")).unwrap(),
+        tokenizer.to_string(),
+        "as it was"
+    );
+    let generate = ["generate", "run", "--prompt", "stage micro", "--tokens", "3", "--json"];
+    let made: Value = serde_json::from_str(&folder.succeeds(&generate)).unwrap();
+    assert!(made["tokens"].as_array().unwrap().iter().all(|token| token.as_u64() < Some(11)));
+    folder.succeeds(&["eval", "run", "--text", "text.txt", "--tokens", "50"]);
+    folder.succeeds(&["export", "run", "--to", "model"]);
+    // Without a token that ends documents there is a remedy.
+    let unnamed = tokenizer.to_string().replace("</s>", "<stop>");
+    fs::write(folder.path("words/tokenizer.json"), &unnamed).unwrap();
+    let train = [
+        "train",
+        "tiny.toml",
+        "--text",
+        "text.txt",
+        "--out",
+        "other",
+        "--set",
+        "data.tokenizer=words/tokenizer.json",
+    ];
+    folder.refuses(&train, &["which token ends a document", "tokenizer_config.json"]);
+    let config = json!({"eos_token": "<stop>"}).to_string();
+    fs::write(folder.path("words/tokenizer_config.json"), config).unwrap();
+    folder.succeeds(&train);
+}

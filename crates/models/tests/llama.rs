@@ -292,6 +292,46 @@ fn gpt2() -> Value {
     })
 }
 
+/// The keys that the makers of models write, in the style of each.
+#[test]
+fn oracle_files_as_their_makers_write_them_are_read() {
+    let all = [
+        // SmolLM
+        json!({"is_llama_config": true, "rope_interleaved": false, "pretraining_tp": 1,
+            "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}},
+            "initializer_range": 0.041666666666666664, "tie_word_embeddings": true,
+            "attention_bias": false, "mlp_bias": false, "use_cache": true, "rope_theta": 1e4}),
+        // Llama 3.2
+        json!({"head_dim": 8, "bos_token_id": 98, "eos_token_id": [97, 98, 99], "rope_theta": 5e5,
+            "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0,
+                "original_max_position_embeddings": 32, "rope_type": "llama3"}}),
+        // Mistral 0.3
+        json!({"model_type": "mistral", "architectures": ["MistralForCausalLM"],
+            "sliding_window": null, "attention_dropout": 0.0, "rope_theta": 1e6}),
+        // Qwen 2.5
+        json!({"model_type": "qwen2", "architectures": ["Qwen2ForCausalLM"], "use_mrope": false,
+            "max_window_layers": 24, "sliding_window": 32768, "use_sliding_window": false}),
+        // Qwen 3
+        json!({"model_type": "qwen3", "architectures": ["Qwen3ForCausalLM"], "head_dim": 16,
+            "attention_bias": false, "max_window_layers": 28, "sliding_window": null,
+            "use_sliding_window": false, "rope_scaling": null, "tie_word_embeddings": true}),
+        // Mixtral
+        json!({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
+            "num_local_experts": 8, "num_experts_per_tok": 2, "output_router_logits": false,
+            "router_aux_loss_coef": 0.02, "sliding_window": null}),
+        // Qwen3-MoE
+        json!({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 16,
+            "decoder_sparse_step": 1, "max_window_layers": 48, "mlp_only_layers": [],
+            "moe_intermediate_size": 24, "norm_topk_prob": true, "num_experts": 8,
+            "num_experts_per_tok": 2, "output_router_logits": false,
+            "router_aux_loss_coef": 0.001, "sliding_window": null, "use_sliding_window": false}),
+    ];
+    for more in all {
+        let read = config(&with(&more).to_string()).unwrap();
+        Pipeline::builder(read.network.build().unwrap(), inputs()).build().unwrap();
+    }
+}
+
 #[test]
 fn oracle_gpt2_is_read_as_openai_distributes_it() {
     let read = config(&gpt2().to_string()).unwrap();

@@ -174,18 +174,19 @@ pub(crate) struct TrainArguments {
     pub pipeline: PipelineArguments,
     /// Run a plan written by `gpipe plan`, or make one (auto)
     ///
-    /// auto plans for the configured stages and memory with the profile out/NAME.profile.json,
-    /// where NAME is that of the configuration file. If there is no profile, it is measured first.
+    /// auto plans for the configured stages (or --stages) and memory with the profile
+    /// out/NAME.profile.json, where NAME is that of the configuration file, or of the folder of
+    /// --from. If there is no profile, it is measured first.
     #[arg(
         long,
         value_name = "auto|FILE",
-        conflicts_with_all = ["stages", "micro_batches", "schedule", "remat", "balance"]
+        conflicts_with_all = ["micro_batches", "schedule", "remat", "balance"]
     )]
     pub plan: Option<String>,
     /// Folder for the run's files, which must not hold another run [default: out/NAME, numbered]
     ///
-    /// NAME is that of the configuration file. With --resume, the default is the folder of the
-    /// resumed run.
+    /// NAME is that of the configuration file, or of the folder of --from. With
+    /// --resume, the default is the folder of the resumed run.
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
     /// Resume from a checkpoint, or from the newest undamaged checkpoint of a run

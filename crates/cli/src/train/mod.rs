@@ -92,6 +92,14 @@ fn resolve(
     arguments: &TrainArguments,
     processes: &Processes,
 ) -> Result<(Start, Option<Wanted>), CliError> {
+    if let (Some(plan), Some(stages)) = (&arguments.plan, arguments.pipeline.stages)
+        && plan != "auto"
+    {
+        return Err(CliError::Usage(format!(
+            "--stages {stages}: the plan {plan} has a number of stages: leave --stages out, or use \
+            --plan auto"
+        )));
+    }
     processes.agree_on_facts(&told(arguments))?; // the first process's arguments are followed
     let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
     Ok((Start::find(arguments, processes)?, wanted))

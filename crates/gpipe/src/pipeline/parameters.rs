@@ -202,9 +202,12 @@ impl Pipeline {
         self.check_values(values)?;
         let here = self.engine.here();
         for (name, value) in values {
-            for (stage, place) in self.uses_of(name, &here) {
+            let uses = self.uses_of(name, &here);
+            for of_stage in uses.chunk_by(|(a, _), (b, _)| a == b) {
+                let Some(&(stage, _)) = of_stage.first() else { continue };
+                let places: Vec<_> = of_stage.iter().map(|(_, place)| *place).collect();
                 let value = value.f_to(tch::Device::Cpu)?.f_detach_copy()?;
-                let set = move |stage: &mut Stage| stage.visit_parameters()?.set(place, &value);
+                let set = move |stage: &mut Stage| stage.set_parameter(&places, &value);
                 self.visit(stage, set)??;
             }
         }

@@ -120,6 +120,19 @@ impl Stage {
         Ok(&mut self.parameters)
     }
 
+    /// Overwrites a parameter at all of its places on the stage. One that had no memory gets it
+    /// here, and it is the stage's.
+    pub(crate) fn set_parameter(
+        &mut self,
+        places: &[parameters::ParamIndex],
+        value: &tch::Tensor,
+    ) -> Result<(), LayerError> {
+        self.device.charge_stage()?;
+        let done = self.parameters.set_all(places, value);
+        self.device.charge_nobody()?;
+        done
+    }
+
     /// Takes a new configuration, which differs in what is trained and how.
     pub(crate) fn reconfigure(&mut self, config: StageConfig) -> Result<(), LayerError> {
         self.parameters.reconfigure(&config)?;

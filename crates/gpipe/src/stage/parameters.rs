@@ -161,12 +161,27 @@ impl Parameters {
         self.last_grads.iter().map(copy).collect()
     }
 
-    /// Overwrites a parameter.
-    pub(crate) fn set(
+    /// Overwrites a parameter at all of its `places` on the stage.
+    pub(crate) fn set_all(
         &mut self,
-        (layer, slot): ParamIndex,
+        places: &[ParamIndex],
         value: &Tensor,
     ) -> Result<(), LayerError> {
+        let Some((&first, rest)) = places.split_first() else { return Ok(()) };
+        self.set(first, value)?;
+        for &place in rest {
+            // A tied weight that had no memory: all uses take that of the first.
+            if is_placeholder(&self.masters[place.0][place.1]) {
+                let shared = self.masters[first.0][first.1].shallow_clone();
+                self.share(place, &shared, false)?;
+            } else {
+                self.set(place, value)?;
+            }
+        }
+        Ok(())
+    }
+
+    fn set(&mut self, (layer, slot): ParamIndex, value: &Tensor) -> Result<(), LayerError> {
         if is_placeholder(&self.masters[layer][slot]) {
             let own = value.f_detach()?.f_detach_copy()?;
             return self.share((layer, slot), &own, true);

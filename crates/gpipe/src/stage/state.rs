@@ -46,9 +46,7 @@ impl Stage {
     ) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
         self.device.charge_stage()?;
-        for &place in places {
-            self.parameters.set(place, &state.value)?;
-        }
+        self.parameters.set_all(places, &state.value)?;
         if let Some(&first) = places.first() {
             self.parameters.put_updater_state(&self.config, first, state)?;
         }

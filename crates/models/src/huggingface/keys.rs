@@ -13,6 +13,7 @@ pub(super) type Result<T> = std::result::Result<T, ConfigError>;
 
 /// Keys that say nothing about what is computed.
 const SILENT: &[&str] = &[
+    "_attn_implementation_autoset",
     "_name_or_path",
     "bos_token_id",
     "dtype",
@@ -21,6 +22,8 @@ const SILENT: &[&str] = &[
     "torch_dtype",
     "transformers.js_config",
     "transformers_version",
+    "unsloth_fixed",
+    "unsloth_version",
     "use_cache",
     // In which parts a product is computed by other programs.
     "pretraining_tp",

@@ -54,6 +54,7 @@ pub(super) fn read(keys: &mut Keys, family: Family) -> Result<Llama> {
     };
     keys.only("hidden_act", "silu".into())?;
     keys.only("rope_interleaved", false.into())?;
+    keys.only("use_mrope", false.into())?;
     let attention_bias = match family {
         Family::Llama | Family::Qwen3 | Family::Qwen3Moe => {
             keys.truth_or("attention_bias", false)?
