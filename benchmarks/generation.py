@@ -102,6 +102,8 @@ def of_gpipe(folder, dtype, threads, texts):
         printed = run([*command, "--tokens", count])
         seconds.append(time.perf_counter() - start)
     made = [json.loads(line)["tokens"] for line in printed.splitlines()]
+    if any(len(tokens) != MANY for tokens in made):
+        sys.exit("generation: gpipe ended a text early")
     return seconds[1] - seconds[0], made
 
 

@@ -197,7 +197,10 @@ pub(crate) fn names(bytes: &[u8]) {
 /// itself.
 pub(crate) fn tokenizer(bytes: &[u8]) {
     let text = text(bytes);
-    if !text.contains(gpipe_data::END_OF_DOCUMENT) {
+    let end = serde_json::from_str(&text).ok().and_then(|root: serde_json::Value| {
+        Some(root.get("model")?.get("vocab")?.get("<|end|>")? == 0)
+    });
+    if end != Some(true) {
         return;
     }
     match Tokenizer::from_json(&text, Path::new(ORIGIN)) {

@@ -133,10 +133,11 @@ impl Fit {
                     return Err(FileError::format(
                         file.path(),
                         format!(
-                            "{} and {} both become {}: let a rule ignore one",
+                            "{} and {} both become {}: {}",
                             shown(first),
                             shown(&entry.name),
-                            shown(place.key())
+                            shown(place.key()),
+                            names.advice()
                         ),
                     ));
                 }
@@ -146,7 +147,8 @@ impl Fit {
             match sources.remove(parameter) {
                 None => fit.missing.push(parameter.clone()),
                 Some((entry, transpose)) => {
-                    fit.pair(parameter, shape, file, entry, transpose)?;
+                    let source = (entry, transpose);
+                    fit.pair(parameter, shape, file, source, names.advice())?;
                 }
             }
         }
@@ -176,8 +178,8 @@ impl Fit {
         parameter: &str,
         shape: &[i64],
         file: &TensorSet,
-        entry: &Entry,
-        transpose: bool,
+        (entry, transpose): (&Entry, bool),
+        advice: &str,
     ) -> Result<(), FileError> {
         let refuse = |reason: &str| {
             let text =
@@ -186,7 +188,7 @@ impl Fit {
         };
         let Some(kind) = entry.kind.filter(|kind| is_floating(*kind)) else {
             return refuse(&format!(
-                "cannot become {parameter}: that takes F64, F32, F16 or BF16; let a rule ignore it"
+                "cannot become {parameter}: that takes F64, F32, F16 or BF16; {advice}"
             ));
         };
         let mut found = entry.shape.clone();

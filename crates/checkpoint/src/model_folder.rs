@@ -32,12 +32,6 @@ struct Index {
     weight_map: BTreeMap<String, String>,
 }
 
-/// Whether `folder` has weights in this form.
-#[must_use]
-pub fn has_weights(folder: &Path) -> bool {
-    [WEIGHTS, INDEX].iter().any(|name| folder.join(name).is_file())
-}
-
 /// Opens the weights in `folder`. Only headers are read.
 ///
 /// # Errors

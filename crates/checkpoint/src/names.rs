@@ -92,6 +92,11 @@ pub trait Names {
         None
     }
 
+    /// What to do about a tensor that cannot become a parameter.
+    fn advice(&self) -> &'static str {
+        "let a rule ignore it"
+    }
+
     /// What to do if `name` is not the copy that it is said to be. `parameter` is what it would
     /// become in a model that has this parameter.
     fn remedy(&self, name: &str, parameter: Option<&str>) -> String {

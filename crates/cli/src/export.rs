@@ -24,7 +24,7 @@ use crate::{
     config::{Config, Dtype, Model},
     facts,
     files::{folder_of, io},
-    model_folder::{CONFIG, is_one},
+    model_folder::{CONFIG, is_model_folder},
     output::say,
     run_folder::{AVERAGES, RunFolder, WEIGHTS, checkpoint_in},
     task::{self, Vocabulary},
@@ -83,7 +83,7 @@ fn read(set: &mut TensorSet, name: &str, kind: Option<Kind>) -> Result<Tensor, F
 }
 
 fn to_file(arguments: &ExportArguments, file: &Path) -> Result<(), CliError> {
-    if is_one(&arguments.from) {
+    if is_model_folder(&arguments.from) {
         return Err(CliError::Usage(format!(
             "{}: it is a model's folder: gpipe import {} --out {} writes its weights with gpipe's \
             names",
@@ -162,7 +162,7 @@ fn to_folder(arguments: &ExportArguments, to: &Path) -> Result<(), CliError> {
         ..RunArguments::default()
     })?;
     let (mut set, _) = run.weights()?;
-    let is_folder = is_one(&arguments.from);
+    let is_folder = is_model_folder(&arguments.from);
     let folder = described(&run.config, &run.vocabulary, arguments.dtype.map(kind), is_folder)?;
     let tensors = planned(&set, &folder, is_folder)?;
     let aside = partial(to)?;
@@ -281,7 +281,8 @@ fn described(
     Ok(Folder { network, config, kind: Some(kind) })
 }
 
-/// The tensors in the model's order, with the names that they have in the run.
+/// The tensors to write, sorted by their names in the run, with their names, dtypes and shapes in
+/// the folder.
 fn planned(set: &TensorSet, folder: &Folder, is_folder: bool) -> Result<Vec<Exported>, CliError> {
     let mut all = Vec::new();
     for entry in set.entries() {

@@ -50,21 +50,21 @@ fn import_folder(arguments: &ImportArguments) -> Result<(), CliError> {
         ..ConfigArguments::default()
     })?;
     let model = task::model(&config, vocabulary.size())?;
-    let mut file = folder.weights()?;
-    let fit = folder.fit(&mut file)?;
-    write(arguments, &config, model, &fit, &mut file)?;
     let beside = |name: &str| arguments.out.with_file_name(name);
     let mut others = vec![("config.toml".to_owned(), config.to_toml()?.into_bytes())];
     others.extend(vocabulary.files()?);
-    // Files of another run must not be replaced, and one without the others would not fit.
+    // What is there belongs to other weights.
     if let Some((name, _)) = others.iter().find(|(name, _)| beside(name).exists()) {
-        say!(
-            "{} exists: the files of {} stay there",
-            beside(name).display(),
-            folder.path.display()
-        );
-        return Ok(());
+        return Err(CliError::Usage(format!(
+            "{} exists, and would not fit these weights: name a file in a new folder with --out",
+            beside(name).display()
+        )));
     }
+    let mut file = folder.weights()?;
+    let fit = folder.fit(&mut file)?;
+    let is_double = file.entries().any(|entry| entry.kind == Some(Kind::Double));
+    let kind = if is_double { Kind::Double } else { Kind::Float };
+    write(arguments, &config, model, (&fit, kind), &mut file)?;
     for (name, bytes) in &others {
         let path = beside(name);
         gpipe_files::write(&path, bytes).map_err(io(&path))?;
@@ -89,7 +89,11 @@ fn import_for(arguments: &ImportArguments, path: &Path) -> Result<(), CliError> 
     };
     init::check_facts(file.path(), &facts::in_metadata(&file.metadata()), &config)?;
     let fit = init::fit(&parameters, &file, arguments.names.as_deref(), arguments.partial, &[])?;
-    write(arguments, &config, model, &fit, &mut file)?;
+    let kind = match config.pipeline.dtype {
+        Dtype::Float64 => Kind::Double,
+        _ => Kind::Float,
+    };
+    write(arguments, &config, model, (&fit, kind), &mut file)?;
     let tokens = arguments.out.with_file_name(TOKENIZER);
     if Vocabulary::file_of(&config) == TOKENIZER && !tokens.is_file() {
         say!(
@@ -106,13 +110,9 @@ fn write(
     arguments: &ImportArguments,
     config: &Config,
     model: Sequence,
-    fit: &Fit,
+    (fit, kind): (&Fit, Kind),
     file: &mut TensorSet,
 ) -> Result<(), CliError> {
-    let kind = match config.pipeline.dtype {
-        Dtype::Float64 => Kind::Double,
-        _ => Kind::Float,
-    };
     let mut tensors = fit.read(file, kind, |_| true)?.collect::<Result<Vec<_>, _>>()?;
     if !fit.reinit.is_empty() {
         // Initial values complete the weights.

@@ -26,8 +26,10 @@ const NAMES_BYTES_MAX: u64 = 1 << 20;
 /// The weights that `--init` or `--from` names.
 pub(crate) struct Init {
     pub file: TensorSet,
-    /// Properties of their model that no shape shows.
+    /// Properties of their model that shapes do not determine.
     said: Facts,
+    /// How the weights of a model's folder fit.
+    fit: Option<Fit>,
     /// Path of the weights.
     pub from: PathBuf,
     /// The tokens or classes of the weights, if known.
@@ -44,9 +46,8 @@ pub(crate) fn load(
     arguments: &TrainArguments,
     reinit: &[&str],
 ) -> Result<(), CliError> {
-    let Init { mut file, said, .. } = init;
-    if arguments.pipeline.config.from.is_some() {
-        let fit = model_folder::fit(&mut file, &config.network()?)?;
+    let Init { mut file, said, fit: of_folder, .. } = init;
+    if let Some(fit) = of_folder {
         setup::read_weights(pipeline, &fit, &mut file)?;
         say!("weights of {}:\n{fit}", file.path().display());
         return Ok(());
@@ -73,7 +74,7 @@ pub(crate) fn load(
 /// Opens a safetensors file and the vocabulary beside it. For a run, these are its weights or those
 /// of its newest checkpoint.
 pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
-    if model_folder::is_one(from) {
+    if model_folder::is_model_folder(from) {
         return Err(CliError::Usage(format!(
             "--init {}: it is a model's folder: --from takes its model, tokenizer and weights. For \
             a model that the configuration describes, name a file in it",
@@ -85,7 +86,7 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
         let vocabulary = Vocabulary::beside(&weights)?;
         let file = TensorFile::open(&weights)?;
         let said = facts::in_metadata(file.metadata());
-        return Ok(Init { file: file.into(), said, from: weights, vocabulary });
+        return Ok(Init { file: file.into(), said, fit: None, from: weights, vocabulary });
     }
     let Some(checkpoint) = checkpoint_in(from)? else {
         return Err(CliError::Usage(format!(
@@ -95,7 +96,7 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
     };
     let vocabulary = Some(Vocabulary::of_checkpoint(&checkpoint, None)?);
     let (file, said) = (checkpoint.tensors(false)?, facts::of_checkpoint(&checkpoint));
-    Ok(Init { file, said, from: checkpoint.folder().to_owned(), vocabulary })
+    Ok(Init { file, said, fit: None, from: checkpoint.folder().to_owned(), vocabulary })
 }
 
 /// Opens the weights of a model's folder, and its tokens.
@@ -103,8 +104,8 @@ pub(crate) fn open_folder(path: &Path) -> Result<Init, CliError> {
     let folder = ModelFolder::open(path)?;
     let vocabulary = Some(Vocabulary::of_folder(&folder)?);
     let mut file = folder.weights()?;
-    folder.fit(&mut file)?;
-    Ok(Init { file, said: Facts::new(), from: folder.path, vocabulary })
+    let fit = Some(folder.fit(&mut file)?);
+    Ok(Init { file, said: Facts::new(), fit, from: folder.path, vocabulary })
 }
 
 /// Refuses weights that belong to another model although all shapes fit, and reports what could not

@@ -36,7 +36,7 @@ pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
     if path.is_file() {
         return tensors(TensorFile::open(path)?, json);
     }
-    if model_folder::is_one(path) {
+    if model_folder::is_model_folder(path) {
         return model_folder(&ModelFolder::open(path)?, json);
     }
     if path.join(manifest::NAME).exists() {

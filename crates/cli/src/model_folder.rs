@@ -27,8 +27,8 @@ pub(crate) struct ModelFolder {
     pub described: Described,
 }
 
-/// Whether `path` is such a folder, and no run of gpipe.
-pub(crate) fn is_one(path: &Path) -> bool {
+/// Whether `path` has a `config.json` and is neither a run nor a checkpoint of gpipe.
+pub(crate) fn is_model_folder(path: &Path) -> bool {
     path.join(CONFIG).is_file()
         && !path.join("config.toml").exists()
         && !path.join(gpipe_checkpoint::manifest::NAME).exists()
@@ -131,6 +131,10 @@ impl Names for FolderNames<'_> {
 
     fn bare<'n>(&self, name: &'n str) -> &'n str {
         self.0.bare(name)
+    }
+
+    fn advice(&self) -> &'static str {
+        "fetch the folder again"
     }
 
     fn remedy(&self, _name: &str, _parameter: Option<&str>) -> String {

@@ -262,7 +262,7 @@ impl Source {
             (Some(folder), _, _) if !folder.is_dir() => {
                 return Err(RunFolderError::NoFolder(folder.clone()).into());
             }
-            (Some(folder), _, _) if model_folder::is_one(folder) => {
+            (Some(folder), _, _) if model_folder::is_model_folder(folder) => {
                 if arguments.averages {
                     let path = folder.join(AVERAGES);
                     return Err(RunFolderError::NoAverages(path).into());

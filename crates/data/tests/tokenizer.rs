@@ -326,8 +326,14 @@ fn oracle_a_tokenizer_of_another_program_encodes_as_its_file_says() {
     let mut cut = tokenizer.stream();
     assert_eq!(cut.push(byte(0xc3)).unwrap(), "");
     assert_eq!(cut.rest().unwrap(), "\u{fffd}");
+    // An invalid byte after a character makes the library read the character anew. No text is lost.
+    let mut invalid = tokenizer.stream();
+    let bytes = [byte(0xc3), byte(0xa9), byte(0x80), 264, 264];
+    let mut read: String = bytes.iter().map(|token| invalid.push(*token).unwrap()).collect();
+    read += &invalid.rest().unwrap();
+    assert!(read.starts_with('\u{e9}') && read.ends_with("ab ab"), "{read:?}");
     // After a prompt, the text goes on with its blank.
-    let mut after = tokenizer.stream().after(&encoded[..2]).unwrap();
+    let mut after = tokenizer.stream().after(&encoded[..2]);
     assert_eq!(after.push(264).unwrap(), " ab");
 }
 

@@ -139,6 +139,11 @@ impl Llama {
             ("groups", self.groups),
             ("head_size", self.head_size),
         ];
+        let experts = self
+            .experts
+            .as_ref()
+            .map(|own| [("experts", own.experts), ("hidden of experts", own.hidden)]);
+        let sizes: Vec<_> = sizes.into_iter().chain(experts.into_iter().flatten()).collect();
         if let Some((name, size)) = sizes.iter().find(|(_, size)| *size < 1) {
             return refuse(format!("{name} = {size}: use at least 1"));
         }

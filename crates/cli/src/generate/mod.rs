@@ -9,9 +9,9 @@
 //! see     c d e f g  ->  h   computed again
 //! ```
 //!
-//! Rotary positions have no last one, so a model built like Llama goes on with what it keeps. K
-//! does not change a bit. Texts of equal length share a step; groups of them flow through the
-//! stages like micro-batches.
+//! Rotary positions have no limit, so a model of the Llama family keeps extending what it keeps.
+//! The result does not depend on the number of stages. Texts of equal length share a step; groups of
+//! them flow through the stages like micro-batches.
 //!
 //! - [`prompts`]: the texts to continue; [`settings`]: how; [`texts`]: texts while they grow
 //! - [`sampling`]: chooses the next token; [`stops`]: strings that end a text
@@ -46,8 +46,11 @@ use crate::{
     task::{logits, sequence},
 };
 
-/// Positions of a prompt that are computed at once. More would need memory for the logits of all.
-const POSITIONS_MAX: usize = 256;
+/// Tokens of prompts that a step computes at most, unless it computes one of each text. Logits take
+/// this times the vocabulary.
+const TOKENS_AT_ONCE: usize = 512;
+/// The same where a window slides: 4 windows of 1,024 positions.
+const WINDOW_TOKENS: usize = 4096;
 /// Maximum number of texts that are continued at once.
 const BATCH_MAX: usize = 4096;
 
@@ -197,7 +200,8 @@ impl Batch<'_> {
             if kept.is_empty() || length > self.positions {
                 continue;
             }
-            let until = length.min(group.seen + POSITIONS_MAX);
+            let positions = (TOKENS_AT_ONCE / kept.len()).max(1);
+            let until = length.min(group.seen + positions);
             let new = kept.iter().flat_map(|&text| &self.texts[text].tokens[group.seen..until]);
             let new: Vec<i64> = new.map(|&token| i64::from(token)).collect();
             let tokens = Tensor::f_from_slice(&new)?.f_reshape([kept.len() as i64, -1])?;
@@ -240,17 +244,19 @@ impl Batch<'_> {
             if open.is_empty() {
                 return Ok(true);
             }
-            let mut windows: Vec<i64> = Vec::with_capacity(open.len() * positions);
-            for &text in &open {
-                let tokens = &self.texts[text].tokens;
-                let from = tokens.len().saturating_sub(positions);
-                windows.extend(tokens[from..].iter().map(|&token| i64::from(token)));
-            }
-            let tokens = Tensor::f_from_slice(&windows)?;
-            let tokens = tokens.f_reshape([open.len() as i64, positions as i64])?;
-            let outputs = logits(pipeline, tokens)?;
-            if !self.grow(&open, outputs, &mut print)? {
-                return Ok(false);
+            for open in open.chunks((WINDOW_TOKENS / positions).max(1)) {
+                let mut windows: Vec<i64> = Vec::with_capacity(open.len() * positions);
+                for &text in open {
+                    let tokens = &self.texts[text].tokens;
+                    let from = tokens.len().saturating_sub(positions);
+                    windows.extend(tokens[from..].iter().map(|&token| i64::from(token)));
+                }
+                let tokens = Tensor::f_from_slice(&windows)?;
+                let tokens = tokens.f_reshape([open.len() as i64, positions as i64])?;
+                let outputs = logits(pipeline, tokens)?;
+                if !self.grow(open, outputs, &mut print)? {
+                    return Ok(false);
+                }
             }
         }
     }

@@ -10,6 +10,8 @@ use crate::{CliError, args::GenerateArguments, config::Config, task::Vocabulary}
 const FILE: &str = "generation_config.json";
 /// Maximum number of tokens of one text.
 pub(super) const TOKENS_MAX: usize = 1 << 20;
+/// `top_k` of a file that does not say it (transformers' `GenerationConfig`).
+const TOP_K: usize = 50;
 /// The number of new tokens if nothing says it.
 const TOKENS: usize = 128;
 /// Maximum number of strings that end a text.
@@ -68,15 +70,45 @@ impl Settings {
         let (top_p, min_p) = (file.number("top_p")?, file.number("min_p")?);
         let penalty = file.number("repetition_penalty")?;
         let temperature = if greedy { Some(0.0) } else { temperature };
-        let sampling = Sampling::new(Sampling {
-            temperature: arguments.temperature.or(temperature).unwrap_or(1.0),
-            // transformers turns it off with 0.
-            top_k: arguments.top_k.or(top_k.filter(|k| *k > 0)),
-            top_p: arguments.top_p.or(top_p).unwrap_or(1.0),
-            min_p: arguments.min_p.or(min_p).unwrap_or(0.0),
-            repetition_penalty: arguments.repetition_penalty.or(penalty).unwrap_or(1.0),
+        let has_filter =
+            arguments.top_k.is_some() || arguments.top_p.is_some() || arguments.min_p.is_some();
+        if greedy && arguments.temperature.is_none() && has_filter {
+            return Err(CliError::Usage(format!(
+                "{FILE} asks for the most likely token, for which --top-k, --top-p and --min-p \
+                mean nothing: add --temperature"
+            )));
+        }
+        let recommended = Sampling {
+            temperature: temperature.unwrap_or(1.0),
+            // transformers takes 50 if the file does not say, and turns it off with 0.
+            top_k: match top_k {
+                None if !file.keys.is_empty() => Some(TOP_K),
+                given => given.filter(|k| *k > 0),
+            },
+            top_p: top_p.unwrap_or(1.0),
+            min_p: min_p.unwrap_or(0.0),
+            repetition_penalty: penalty.unwrap_or(1.0),
+        };
+        let recommended = Sampling::new(recommended).map_err(|error| {
+            // Nobody typed the flag that the message names.
+            CliError::Usage(format!("{FILE}: {}", error.to_string().trim_start_matches('-')))
         })?;
-        let tokens = arguments.tokens.or(file.count("max_new_tokens")?).unwrap_or(TOKENS);
+        let sampling = Sampling::new(Sampling {
+            temperature: arguments.temperature.unwrap_or(recommended.temperature),
+            top_k: arguments.top_k.or(recommended.top_k),
+            top_p: arguments.top_p.unwrap_or(recommended.top_p),
+            min_p: arguments.min_p.unwrap_or(recommended.min_p),
+            repetition_penalty: arguments
+                .repetition_penalty
+                .unwrap_or(recommended.repetition_penalty),
+        })?;
+        let recommended = file.count("max_new_tokens")?;
+        if recommended.is_some_and(|tokens| !(1..=TOKENS_MAX).contains(&tokens)) {
+            return Err(CliError::Usage(format!(
+                "{FILE}: max_new_tokens is not 1 to {TOKENS_MAX}: correct it, or give --tokens"
+            )));
+        }
+        let tokens = arguments.tokens.or(recommended).unwrap_or(TOKENS);
         if !(1..=TOKENS_MAX).contains(&tokens) {
             return Err(CliError::Usage(format!("--tokens {tokens}: use 1 to {TOKENS_MAX}")));
         }

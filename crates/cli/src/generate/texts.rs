@@ -49,7 +49,7 @@ impl<'t> Text<'t> {
         Ok(Self {
             number: number as u64,
             prompt_tokens: tokens.len(),
-            stream: tokenizer.stream().after(&tokens)?,
+            stream: tokenizer.stream().after(&tokens),
             stops: Stops::new(&settings.stops),
             made: String::new(),
             end: None,

@@ -58,7 +58,9 @@ impl Tokens {
         end: Option<u32>,
     ) -> Result<Self, CliError> {
         let config = companions.iter().find(|(name, _)| name == COMPANIONS[0]);
-        let named = config.and_then(|(_, text)| end_in_config(std::str::from_utf8(text).ok()?));
+        let named = config.map(|(_, text)| end_in_config(&String::from_utf8_lossy(text)));
+        let refused = |reason| CliError::Usage(format!("{}: {reason}", origin.display()));
+        let named = named.transpose().map_err(refused)?.flatten();
         let end = named.as_deref().map(EndToken::Text).or(end.map(EndToken::Id));
         Ok(Self { tokenizer: Tokenizer::from_json_with(json, origin, end)?, companions })
     }

@@ -25,7 +25,7 @@ pub(super) struct Saved {
 }
 
 /// Extracts the vocabulary and merges from a tokenizer's JSON, or returns what is wrong with it.
-/// `None` if it is a tokenizer of another program: it has no token [`END_OF_DOCUMENT`].
+/// `None` if gpipe did not learn it.
 pub(super) fn parse(json: &str) -> Result<Option<Saved>, String> {
     let root: Value = serde_json::from_str(json).map_err(|error| {
         format!("it is not JSON (line {}, column {})", error.line(), error.column())
@@ -41,13 +41,11 @@ pub(super) fn parse(json: &str) -> Result<Option<Saved>, String> {
     Ok(Some(Saved { tokens, merges, specials }))
 }
 
-/// Whether it has the token that ends documents here, added or not.
+/// Whether gpipe learned this tokenizer: its token 0 ends documents.
 fn is_ours(root: &Value) -> bool {
     let vocabulary = root.pointer("/model/vocab").and_then(Value::as_object);
-    let added = root.get("added_tokens").and_then(Value::as_array).into_iter().flatten();
-    let mut texts = added.filter_map(|token| token.get("content").and_then(Value::as_str));
-    vocabulary.is_some_and(|vocabulary| vocabulary.contains_key(END_OF_DOCUMENT))
-        || texts.any(|text| text == END_OF_DOCUMENT)
+    let end = vocabulary.and_then(|vocabulary| vocabulary.get(END_OF_DOCUMENT));
+    end.and_then(Value::as_u64) == Some(0)
 }
 
 /// Checks that the file sets everything as [`super::Tokenizer::around`] does. Otherwise the

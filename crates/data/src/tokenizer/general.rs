@@ -13,7 +13,8 @@ use crate::{Error, Result};
 
 /// Special tokens that end a document, the likeliest first. They are used if nothing says which.
 const ENDS: [&str; 5] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>"];
-/// Longer documents are encoded in parts, because the crate keeps many bytes for each token.
+/// Longer documents are encoded in parts, because the crate keeps many bytes for each token. What a
+/// post-processor adds goes before the first part, and a normalizer may add its prefix to each.
 const PART_BYTES: usize = 4 << 20;
 
 /// The tokenizer, and the text that it was read from.
@@ -61,7 +62,8 @@ impl General {
         let mut specials: Vec<(String, u32)> =
             special.map(|(id, token)| (token.content.clone(), *id)).collect();
         specials.sort_unstable_by_key(|(_, id)| *id);
-        let end = ENDS.iter().find_map(|end| all.get(*end)).copied();
+        let is_special = |end: &&str| specials.iter().find(|(text, _)| text == *end);
+        let end = ENDS.iter().find_map(is_special).map(|(_, id)| *id);
         Ok((Self { inner, json: json.to_owned() }, Facts { vocabulary, specials, end }))
     }
 
@@ -115,12 +117,23 @@ fn parts(text: &str) -> impl Iterator<Item = &str> {
     })
 }
 
-/// The token that ends a text, as the text of a `tokenizer_config.json` names it.
-pub fn end_in_config(text: &str) -> Option<String> {
-    let config: Value = serde_json::from_str(text).ok()?;
-    let end = config.get("eos_token")?;
-    let end = end.as_str().or_else(|| end.get("content")?.as_str())?;
-    Some(end.to_owned())
+/// The token that ends a text, as the text of a `tokenizer_config.json` names it; `None` if it
+/// names none.
+///
+/// # Errors
+/// The text is not JSON.
+pub fn end_in_config(text: &str) -> std::result::Result<Option<String>, String> {
+    let config: Value = serde_json::from_str(text).map_err(|error| {
+        format!(
+            "tokenizer_config.json beside it is not JSON (line {}, column {})",
+            error.line(),
+            error.column()
+        )
+    })?;
+    let end = config.get("eos_token");
+    let text =
+        |end: &Value| Some(end.as_str().or_else(|| end.get("content")?.as_str())?.to_owned());
+    Ok(end.and_then(text))
 }
 
 #[cfg(test)]
@@ -142,11 +155,13 @@ mod tests {
 
     #[test]
     fn oracle_both_spellings_of_the_end_are_read() {
-        assert_eq!(end_in_config(r#"{"eos_token": "</s>"}"#).as_deref(), Some("</s>"));
+        let read = |text: &str| end_in_config(text).unwrap();
+        assert_eq!(read(r#"{"eos_token": "</s>"}"#).as_deref(), Some("</s>"));
         let object = r#"{"eos_token": {"content": "<|e|>", "lstrip": false}}"#;
-        assert_eq!(end_in_config(object).as_deref(), Some("<|e|>"));
-        for none in ["{}", r#"{"eos_token": null}"#, "[", "[]"] {
-            assert_eq!(end_in_config(none), None);
+        assert_eq!(read(object).as_deref(), Some("<|e|>"));
+        for none in ["{}", r#"{"eos_token": null}"#, "[]"] {
+            assert_eq!(read(none), None);
         }
+        assert!(end_in_config("[").unwrap_err().contains("is not JSON"));
     }
 }

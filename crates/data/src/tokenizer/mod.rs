@@ -65,8 +65,8 @@ type Inner = TokenizerImpl<BPE, NormalizerWrapper, ByteLevel, ByteLevel, ByteLev
 ///
 /// One that is learned here is byte-level BPE. It encodes and decodes any UTF-8 text without loss,
 /// whether or not the text occurred in training. One of another program, such as that of a Llama,
-/// encodes as the `tokenizers` library does: it may add a token that begins a text, and it may
-/// lose something.
+/// encodes as the `tokenizers` library does: it may add a token that begins a text, and what it
+/// encodes may not decode to the same text.
 #[derive(Debug, Clone)]
 pub struct Tokenizer {
     engine: Engine,
@@ -173,7 +173,9 @@ impl Tokenizer {
             true => Some(read::text_of_at_most(&beside, CONFIG_BYTES_MAX)?),
             false => None,
         };
-        let end = config.as_deref().and_then(general::end_in_config);
+        let refused = |reason| Error::TokenizerFile { path: path.to_path_buf(), reason };
+        let end = config.as_deref().map(general::end_in_config).transpose().map_err(refused)?;
+        let end = end.flatten();
         Self::from_json_with(&json, path, end.as_deref().map(EndToken::Text))
     }
 
@@ -287,7 +289,8 @@ impl Tokenizer {
     }
 
     /// Decodes tokens as text. Special tokens decode to their text, such as [`END_OF_DOCUMENT`].
-    /// The output of [`Tokenizer::encode`] decodes to the original text. Tokens cut within a
+    /// For a tokenizer learned here, the output of [`Tokenizer::encode`] decodes to the original
+    /// text. Tokens cut within a
     /// character decode to U+FFFD there.
     ///
     /// # Errors

@@ -11,8 +11,8 @@ const HELD_MAX: usize = 64;
 pub struct TextStream<'t> {
     tokenizer: &'t Tokenizer,
     utf8: Utf8Stream,
-    /// Tokens from the last seam on. The first `shown` of them are printed already: how a token
-    /// reads may depend on those before it.
+    /// Tokens since the last flush. The first `shown` are already printed, and kept because how a
+    /// token reads may depend on those before it.
     tokens: Vec<u32>,
     shown: usize,
 }
@@ -23,16 +23,14 @@ impl<'t> TextStream<'t> {
     }
 
     /// Begins after `tokens`, which are not part of the text.
-    ///
-    /// # Errors
-    /// As for [`TextStream::push`].
-    pub fn after(mut self, tokens: &[u32]) -> Result<Self> {
+    #[must_use]
+    pub fn after(mut self, tokens: &[u32]) -> Self {
         if let Engine::General(_) = self.tokenizer.engine {
             let last = tokens.len().saturating_sub(HELD_MAX);
             self.tokens = tokens.get(last..).unwrap_or_default().to_vec();
             self.shown = self.tokens.len();
         }
-        Ok(self)
+        self
     }
 
     /// Adds a token, and returns the text that is whole now.
@@ -54,12 +52,24 @@ impl<'t> TextStream<'t> {
         if !is_whole && self.tokens.len() - self.shown < HELD_MAX {
             return Ok(String::new());
         }
-        let new = all.strip_prefix(before.as_str()).unwrap_or_default().to_owned();
+        let new = self.new_text(&before, &all)?;
         if !new.is_empty() {
             self.tokens.drain(..self.shown);
             self.shown = self.tokens.len();
         }
         Ok(new)
+    }
+
+    /// What `all` has beyond `before`.
+    fn new_text(&self, before: &str, all: &str) -> Result<String> {
+        match all.strip_prefix(before) {
+            Some(new) => Ok(new.to_owned()),
+            // An invalid byte changed how the tokens before it read: the new ones alone.
+            None => {
+                let new = self.tokens.get(self.shown..).unwrap_or_default();
+                self.tokenizer.decode_text(new)
+            }
+        }
     }
 
     /// The text before the new tokens, and with them.
@@ -77,8 +87,9 @@ impl<'t> TextStream<'t> {
             return Ok(std::mem::take(&mut self.utf8).finish());
         }
         let (before, all) = self.texts()?;
+        let new = self.new_text(&before, &all)?;
         self.shown = self.tokens.len();
-        Ok(all.strip_prefix(before.as_str()).unwrap_or_default().to_owned())
+        Ok(new)
     }
 }
 

@@ -6,9 +6,9 @@
 //! each expert on its rows, one after the other; unsorted, weighted, summed over k
 //! ```
 //!
-//! Sorting makes an expert's rows a slice, and keeps the sums of a token in one order, so that K
-//! does not change a bit. How many rows an expert has is known only when the layer runs: on a GPU
-//! the host waits for these counts.
+//! Sorting makes each expert's rows contiguous. Summing a token's experts in a fixed order keeps
+//! results independent of the number of stages. On a GPU, the host waits for the number of rows of
+//! each expert.
 
 use tch::{Kind, Tensor};
 
@@ -203,7 +203,7 @@ impl ExpertMlp {
         Ok(Tensor::f_stack(&[counts, sum(of_samples(probabilities)?)?], 1)?)
     }
 
-    /// Records what [`ExpertMlp::apply`] computes, with as many rows for one expert as for another.
+    /// Records what [`ExpertMlp::apply`] computes, assuming tokens are spread evenly over experts.
     /// Returns the output, and [`Mixed::division`].
     pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> (Var, Option<Var>) {
         let (experts, k) = (self.experts.max(1), self.top_k);

@@ -25,9 +25,9 @@ pub enum FeedForward {
 /// `h = x + attention(norm(x))`, then `h + mlp(norm(h))`, both norms by the root mean square
 /// (Touvron et al. 2023): [samples, positions, features] -> the same shape.
 ///
-/// With experts that are to be balanced, the block's second output is how tokens were divided among
-/// experts, [samples, 2, experts], summed over this and earlier blocks. It is their second output,
-/// and this block's second input. Other blocks pass further inputs on.
+/// With a load-balancing loss, a block with experts has a second output, [samples, 2, experts]: how
+/// tokens were divided among experts, summed over this and all earlier blocks. It takes the sum so
+/// far as its second input. Other blocks pass further inputs on.
 ///
 /// Parameters have the names of Hugging Face's transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]

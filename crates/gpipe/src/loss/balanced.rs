@@ -1,4 +1,4 @@
-//! The loss of a mixture of experts that uses all of them.
+//! A loss with a load-balancing term for mixtures of experts.
 
 use tch::Tensor;
 
@@ -10,15 +10,16 @@ use crate::{
     tape::{Tape, Var},
 };
 
-/// A loss of the first output, plus a fraction of how unequally the tokens of a micro-batch were
-/// divided among experts (Fedus et al. 2022, equations 4 to 6, over all layers together, as Hugging
-/// Face's transformers computes it):
+/// Adds a load-balancing term to the loss of the first output:
 ///
-/// `experts * sum_e (share of tokens that chose e) * (mean probability of e)`.
+/// `weight * experts * sum_e f_e * p_e`,
 ///
-/// The second output is the division of [`LlamaBlock`](crate::layers::LlamaBlock): [samples, 2,
-/// experts]. The term is not a sum over tokens, so it depends on the micro-batches: it is that of
-/// each one, weighted by its share of the targets.
+/// where `f_e` is the share of tokens that chose expert `e`, and `p_e` its mean probability (Fedus
+/// et al. 2022, equations 4 to 6). As in Hugging Face's transformers, both are over all layers.
+///
+/// The second output is [samples, 2, experts], as [`LlamaBlock`](crate::layers::LlamaBlock) makes
+/// it. The term is computed for each micro-batch and weighted by the micro-batch's share of the
+/// targets, so the result depends on the number of micro-batches.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct BalancedExperts<L> {
     /// The loss of the first output.

@@ -69,9 +69,13 @@ pub(super) fn read(keys: &mut Keys, family: Family) -> Result<Llama> {
         heads,
         groups: keys.whole_or("num_key_value_heads")?.unwrap_or(heads),
         head_size,
-        rotary: rope::read(keys)?,
+        // transformers' defaults.
+        rotary: rope::read(keys, if family == Family::Mixtral { 1e6 } else { 1e4 })?,
         experts: experts(keys, family, blocks)?,
-        eps: keys.number_or("rms_norm_eps", 1e-6)?,
+        eps: keys.positive_or("rms_norm_eps")?.unwrap_or(match family {
+            Family::Mixtral => 1e-5,
+            _ => 1e-6,
+        }),
         qkv_bias: attention_bias || family == Family::Qwen2,
         output_bias: attention_bias,
         mlp_bias: family == Family::Llama && keys.truth_or("mlp_bias", false)?,
@@ -91,10 +95,12 @@ fn windows(keys: &mut Keys, family: Family, blocks: i64) -> Result<Vec<Option<i6
         Family::Mistral if !keys.has("sliding_window") => Some(4096),
         Family::Mistral | Family::Mixtral => keys.whole_or("sliding_window")?,
         Family::Qwen2 | Family::Qwen3 | Family::Qwen3Moe => {
-            let window = keys.whole_or("sliding_window")?;
             let is_used = keys.truth_or("use_sliding_window", false)?;
-            // Without the key it is what transformers takes.
-            is_used.then_some(window.unwrap_or(4096))
+            // Without the key it is what transformers takes; null is no window.
+            let has_key = keys.has("sliding_window");
+            let window = keys.whole_or("sliding_window")?;
+            let window = if has_key { window } else { Some(4096) };
+            window.filter(|_| is_used)
         }
     };
     if family == Family::Qwen3Moe {

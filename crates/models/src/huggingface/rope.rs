@@ -6,10 +6,10 @@ use serde_json::Value;
 
 use super::keys::{ConfigError, Keys, Result, wrong};
 
-/// Reads the keys of rotary positions.
-pub(super) fn read(keys: &mut Keys) -> Result<Rotary> {
+/// Reads the keys of rotary positions. `theta` is the base if no key gives it.
+pub(super) fn read(keys: &mut Keys, theta: f64) -> Result<Rotary> {
     let positions = keys.whole("max_position_embeddings")?;
-    let theta = keys.number_or("rope_theta", 10_000.0)?;
+    let theta = keys.positive_or("rope_theta")?.unwrap_or(theta);
     let (old, new) = (keys.get("rope_scaling"), keys.get("rope_parameters"));
     let (name, given) = match (old, new) {
         (Some(old), None) => ("rope_scaling", old),
