@@ -6,9 +6,9 @@ Usage: llama_parity.py [--only TEXT] [--short] [--prove]
        (make parity; needs the PyTorch of pytorch.py; transformers is fetched once)
 
 The cases cover the supported architectures, rotary scalings, windows, biases, ties and experts.
-Each is trained by the
-driver `llama_parity` on several stages with three micro-batches, and here on the whole mini-batch.
-The program prints a table. Where a tensor differs, it prints the name and ends with exit code 1.
+Each is trained by the driver `llama_parity` on several stages with three micro-batches, and here
+with the same ones. The program prints a table. Where a tensor differs, it prints the name and ends
+with exit code 1.
 
 The balance of experts depends on the micro-batches, so transformers gets the same ones. Its experts
 of one layer are one parameter in memory, and one each in files and here.

@@ -10,8 +10,8 @@
 //! ```
 //!
 //! Rotary positions have no limit, so a model of the Llama family keeps extending what it keeps.
-//! The result does not depend on the number of stages. Texts of equal length share a step; groups of
-//! them flow through the stages like micro-batches.
+//! The result does not depend on the number of stages. Texts of equal length share a step. Groups
+//! of texts flow through the stages like micro-batches.
 //!
 //! - [`prompts`]: the texts to continue; [`settings`]: how; [`texts`]: texts while they grow
 //! - [`sampling`]: chooses the next token; [`stops`]: strings that end a text
