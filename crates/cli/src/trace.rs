@@ -57,6 +57,7 @@ pub(crate) fn run(arguments: &TraceArguments, here: Option<&Environment>) -> Res
     let named = arguments.pipeline.config.config.as_deref();
     let remedy = "give the folder of a run, or a configuration such as configs/small.toml";
     match named {
+        None if arguments.pipeline.config.from.is_some() => {}
         None => return Err(CliError::Usage(remedy.into())),
         Some(path) if !path.exists() => {
             let reason = format!("{}: there is no such file or folder: {remedy}", path.display());

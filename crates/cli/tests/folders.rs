@@ -98,6 +98,12 @@ fn transparency_of_a_folders_life() {
     let launch = ["launch", "--processes", "2", "--"];
     folder.succeeds(&[&launch[..], &from("processes", &["--stages", "2"])].concat());
     assert!(folder.weights("one") == folder.weights("processes"));
+    // The same command starts and restarts it, in several processes too.
+    let again = from("processes", &["--stages", "2", "--resume", "auto"]);
+    let again: Vec<&str> =
+        again.into_iter().map(|own| if own == "3" { "4" } else { own }).collect();
+    folder.succeeds(&[&launch[..], &again].concat());
+    folder.succeeds(&["trace", "--from", "model", "--text", "text.txt", "--set", SHORT[1]]);
     // With a configuration that has everything but the model.
     fs::write(folder.path("own.toml"), "[train]\nmini_batch = 8\n[optimizer]\nlr = 0.01\n")
         .unwrap();
@@ -116,6 +122,12 @@ fn transparency_of_a_folders_life() {
     for of in ["one", "model"] {
         assert_eq!(generate(of, "1"), generate(of, "3"), "{of}");
     }
+    // Prompts of hundreds of tokens, and many of them.
+    let long = "stage ".repeat(700);
+    let many: Vec<String> = (0..64).map(|at| "layer ".repeat(20 + at % 2)).collect();
+    let mut generate = vec!["generate", "model", "--tokens", "3", "--json", "--prompt", &long];
+    generate.extend(many.iter().flat_map(|prompt| ["--prompt", prompt]));
+    assert_eq!(folder.succeeds(&generate).lines().count(), 65);
 }
 
 #[test]
@@ -360,6 +372,10 @@ fn fault_flags_that_do_not_fit_name_the_other_one() {
         &train(&["--from", "model", "--resume", "run"]),
         &["--from starts anew and --resume goes on"],
     );
+    refuses(&train(&["--from", "model", "--reinit", "lm_head*"]), &["cannot be used with"]);
+    refuses(&train(&["--from", "model", "--partial"]), &["cannot be used with"]);
+    let into = ["train", "--from", "model", "--text", "text.txt", "--out", "model"];
+    refuses(&into, &["model is a model's folder, whose files a run would replace"]);
     refuses(&["export", "run"], &["--to <FOLDER>"]);
     refuses(&["export", "run", "--to", "model"], &["--to model: it exists and is not empty"]);
     refuses(&["export", "model", "--out", "w.safetensors"], &["gpipe import model --out"]);

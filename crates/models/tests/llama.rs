@@ -286,6 +286,7 @@ fn gpt2() -> Value {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "vocab_size": 100, "n_embd": 24,
         "n_head": 3, "n_layer": 2, "n_positions": 16, "n_ctx": 16, "n_inner": null,
         "activation_function": "gelu_new", "layer_norm_epsilon": 1e-5, "bos_token_id": 99,
+        "n_special": 0, "predict_special_tokens": true, "output_past": true,
         "eos_token_id": 99, "summary_type": "cls_index", "initializer_range": 0.02,
         "embd_pdrop": 0.1, "resid_pdrop": 0.1, "attn_pdrop": 0.2,
         "task_specific_params": {"text-generation": {"do_sample": true}},
@@ -318,7 +319,7 @@ fn oracle_files_as_their_makers_write_them_are_read() {
         // Mixtral
         json!({"model_type": "mixtral", "architectures": ["MixtralForCausalLM"],
             "num_local_experts": 8, "num_experts_per_tok": 2, "output_router_logits": false,
-            "router_aux_loss_coef": 0.02, "sliding_window": null}),
+            "router_aux_loss_coef": 0.02, "router_jitter_noise": 0, "sliding_window": null}),
         // Qwen3-MoE
         json!({"model_type": "qwen3_moe", "architectures": ["Qwen3MoeForCausalLM"], "head_dim": 16,
             "decoder_sparse_step": 1, "max_window_layers": 48, "mlp_only_layers": [],

@@ -223,17 +223,18 @@ pub(crate) struct TrainArguments {
     #[arg(long, value_name = "FILE|DIR", conflicts_with = "from")]
     pub init: Option<PathBuf>,
     /// With --init: file that maps tensors to parameters (see `gpipe import --help`)
-    #[arg(long, value_name = "NAMES.toml", requires = "init")]
+    #[arg(long, value_name = "NAMES.toml", requires = "init", conflicts_with = "from")]
     pub names: Option<PathBuf>,
     /// With --init: load the parameters that fit, report the others and start those from random
     /// values
-    #[arg(long, requires = "init")]
+    #[arg(long, requires = "init", conflicts_with = "from")]
     pub partial: bool,
     /// With --init: names of parameters that start from random values anyway; * matches any text
     ///
     /// The classifier and the auxiliary head of an image network start from random values without
     /// being named if the classes differ from those of the weights.
     #[arg(long, value_name = "NAME,..", value_delimiter = ',', requires = "init")]
+    #[arg(conflicts_with = "from")]
     pub reinit: Vec<String>,
 }
 

@@ -52,7 +52,7 @@ const FROM: &str = include_str!("from.toml");
 const FROM_SEQUENCE: i64 = 512;
 
 /// Maximum size of a configuration file.
-const FILE_BYTES_MAX: u64 = 1 << 20;
+const FILE_BYTES_MAX: u64 = 4 << 20;
 
 /// Errors of a configuration.
 #[derive(Debug, thiserror::Error)]

@@ -46,9 +46,9 @@ use crate::{
     task::{logits, sequence},
 };
 
-/// Tokens of prompts that a step computes at most, unless it computes one of each text. Logits take
-/// this times the vocabulary.
-const TOKENS_AT_ONCE: usize = 512;
+/// Tokens of prompts that a group's first step computes at most, unless one prompt has more. Logits
+/// take this times the vocabulary.
+const PROMPT_TOKENS: usize = 2048;
 /// The same where a window slides: 4 windows of 1,024 positions.
 const WINDOW_TOKENS: usize = 4096;
 /// Maximum number of texts that are continued at once.
@@ -164,8 +164,11 @@ impl Batch<'_> {
         for (number, text) in self.texts.iter().enumerate() {
             by_length.entry(text.tokens.len()).or_default().push(number);
         }
-        let mut groups: Vec<Group> =
-            by_length.into_values().map(|texts| Group { texts, seen: 0 }).collect();
+        let mut groups = Vec::new();
+        for (length, texts) in by_length {
+            let own = texts.chunks((PROMPT_TOKENS / length.max(1)).max(1));
+            groups.extend(own.map(|texts| Group { texts: texts.to_vec(), seen: 0 }));
+        }
         let mut decoding = pipeline.decoding();
         loop {
             let steps = self.steps(&mut groups)?;
@@ -175,10 +178,6 @@ impl Batch<'_> {
             let numbers: Vec<usize> = steps.iter().map(|step| step.group).collect();
             for (group, outputs) in numbers.iter().zip(step(&mut decoding, steps)?) {
                 let Some(group) = groups.get(*group) else { continue };
-                let length = group.texts.first().map_or(0, |&text| self.texts[text].tokens.len());
-                if group.seen < length {
-                    continue; // there is more of the prompt
-                }
                 if !self.grow(&group.texts, outputs, &mut print)? {
                     return Ok(false);
                 }
@@ -200,15 +199,13 @@ impl Batch<'_> {
             if kept.is_empty() || length > self.positions {
                 continue;
             }
-            let positions = (TOKENS_AT_ONCE / kept.len()).max(1);
-            let until = length.min(group.seen + positions);
-            let new = kept.iter().flat_map(|&text| &self.texts[text].tokens[group.seen..until]);
+            let new = kept.iter().flat_map(|&text| &self.texts[text].tokens[group.seen..length]);
             let new: Vec<i64> = new.map(|&token| i64::from(token)).collect();
             let tokens = Tensor::f_from_slice(&new)?.f_reshape([kept.len() as i64, -1])?;
             let is_same = group.seen == 0 || kept.len() == group.texts.len();
             let rows = (!is_same).then(|| rows.iter().map(|row| *row as i64).collect());
             steps.push(GroupStep { group: number, inputs: vec![tokens], rows });
-            (group.texts, group.seen) = (kept, until);
+            (group.texts, group.seen) = (kept, length);
         }
         Ok(steps)
     }

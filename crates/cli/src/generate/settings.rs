@@ -30,6 +30,17 @@ const SILENT: [&str; 9] = [
     "return_dict_in_generate",
 ];
 
+/// Keys for which 1 changes nothing. For others it is 0.
+const NEUTRAL_AT_ONE: [&str; 7] = [
+    "encoder_repetition_penalty",
+    "guidance_scale",
+    "length_penalty",
+    "num_beam_groups",
+    "num_beams",
+    "num_return_sequences",
+    "typical_p",
+];
+
 /// Settings that fit each other.
 pub(super) struct Settings {
     pub sampling: Sampling,
@@ -65,7 +76,7 @@ impl Settings {
 
     fn with(arguments: &GenerateArguments, file: &mut File) -> Result<Self, CliError> {
         // Without a file, texts are sampled. With one, its model's makers say whether.
-        let greedy = !file.keys.is_empty() && !file.truth("do_sample")?.unwrap_or(false);
+        let greedy = file.is_there && !file.truth("do_sample")?.unwrap_or(false);
         let (temperature, top_k) = (file.number("temperature")?, file.count("top_k")?);
         let (top_p, min_p) = (file.number("top_p")?, file.number("min_p")?);
         let penalty = file.number("repetition_penalty")?;
@@ -82,7 +93,7 @@ impl Settings {
             temperature: temperature.unwrap_or(1.0),
             // transformers takes 50 if the file does not say, and turns it off with 0.
             top_k: match top_k {
-                None if !file.keys.is_empty() => Some(TOP_K),
+                None if file.is_there => Some(TOP_K),
                 given => given.filter(|k| *k > 0),
             },
             top_p: top_p.unwrap_or(1.0),
@@ -125,6 +136,7 @@ impl Settings {
 
 /// The keys of the file.
 struct File {
+    is_there: bool,
     keys: Map<String, Value>,
     used: Vec<&'static str>,
 }
@@ -136,7 +148,7 @@ impl File {
         let keys = keys.map_err(|error| {
             CliError::Usage(format!("{FILE}: it is no object of keys ({error})"))
         })?;
-        Ok(Self { keys, used: Vec::new() })
+        Ok(Self { is_there: text.is_some(), keys, used: Vec::new() })
     }
 
     fn get(&mut self, key: &'static str) -> Option<&Value> {
@@ -184,13 +196,16 @@ impl File {
     fn unused(&self) -> Vec<String> {
         let is_known = |key: &str| self.used.contains(&key) || SILENT.contains(&key);
         // What is off or has its neutral value changes nothing.
-        let is_off = |value: &Value| match value {
-            Value::Null | Value::Bool(false) => true,
-            Value::Number(number) => matches!(number.as_f64(), Some(0.0 | 1.0)),
-            Value::Array(all) => all.is_empty(),
-            _ => false,
+        let is_off = |key: &str, value: &Value| {
+            let neutral = if NEUTRAL_AT_ONE.contains(&key) { 1.0 } else { 0.0 };
+            match value {
+                Value::Null | Value::Bool(false) => true,
+                Value::Number(number) => number.as_f64() == Some(neutral),
+                Value::Array(all) => all.is_empty(),
+                _ => false,
+            }
         };
-        let open = self.keys.iter().filter(|(key, value)| !is_known(key) && !is_off(value));
+        let open = self.keys.iter().filter(|(key, value)| !is_known(key) && !is_off(key, value));
         open.map(|(key, value)| format!("{key} = {value}")).collect()
     }
 }

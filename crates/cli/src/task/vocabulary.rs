@@ -192,6 +192,9 @@ impl Vocabulary {
     pub(crate) fn of_folder(folder: &ModelFolder) -> Result<Self, CliError> {
         let vocabulary = Self::load(&folder.tokenizer()?, folder.described.ends.first().copied())?;
         check_vocabulary(&folder.described.network, vocabulary.size())?;
+        // What the tokenizer adds to any text may lie outside of its own vocabulary.
+        let added = vocabulary.tokenizer()?.encode("")?.into_iter().max();
+        check_vocabulary(&folder.described.network, added.map_or(0, |token| token as usize + 1))?;
         Ok(vocabulary)
     }
 

@@ -14,6 +14,7 @@ use crate::{
     args::TrainArguments,
     files::io,
     metrics::METRICS,
+    model_folder::is_model_folder,
     run_folder::{AVERAGES, CHECKPOINTS, PLAN, WEIGHTS},
 };
 
@@ -92,6 +93,12 @@ impl RunLock {
 
     /// A folder that must not hold a run.
     pub(crate) fn other_run(path: &Path) -> Result<Self, CliError> {
+        if is_model_folder(path) {
+            return Err(CliError::Usage(format!(
+                "{} is a model's folder, whose files a run would replace: give another --out",
+                path.display()
+            )));
+        }
         if [METRICS, CHECKPOINTS, WEIGHTS].iter().any(|name| path.join(name).exists()) {
             return Err(CliError::Usage(format!(
                 "{} already holds a run: give another --out, remove it, or go on with --resume",

@@ -99,8 +99,10 @@ impl Start {
             )));
         }
         let checkpoint = checkpoint.map(|folder| Checkpoint::open(&folder)).transpose()?;
-        let config = match (&arguments.pipeline.config.config, &checkpoint) {
-            (None, Some(checkpoint)) => saved_configuration(checkpoint, arguments)?,
+        let given = &arguments.pipeline.config;
+        let is_given = given.config.is_some() || given.from.is_some();
+        let config = match (is_given, &checkpoint) {
+            (false, Some(checkpoint)) => saved_configuration(checkpoint, arguments)?,
             _ => configuration(arguments)?,
         };
         let out = RunLock::followed(out);

@@ -170,7 +170,7 @@ pub enum Error {
     },
 
     /// The `tokenizers` crate failed.
-    #[error("cannot {action}: {source}; train the tokenizer again, and report this if it persists")]
+    #[error("cannot {action}: {source}; the tokenizer is damaged: bring it again")]
     Tokenizer {
         /// The operation.
         action: &'static str,
@@ -180,8 +180,8 @@ pub enum Error {
 
     /// A tokenizer file is damaged or of another kind.
     #[error(
-        "`{}` is not a byte-level BPE tokenizer as gpipe and GPT-2 have it: {reason}; name such a \
-        file, or train one",
+        "`{}` cannot be used as a tokenizer: {reason}; bring the model's own tokenizer.json, or \
+        name another one",
         path.display()
     )]
     TokenizerFile {

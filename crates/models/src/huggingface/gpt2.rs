@@ -70,6 +70,9 @@ pub(super) fn read(keys: &mut Keys) -> Result<Transformer> {
     // `n_ctx` is a copy of `n_positions`; the others belong to tasks and to initial values.
     keys.skip(&[
         "n_ctx",
+        "n_special",
+        "output_past",
+        "predict_special_tokens",
         "task_specific_params",
         "initializer_range",
         "summary_activation",

@@ -15,9 +15,12 @@ pub(super) type Result<T> = std::result::Result<T, ConfigError>;
 const SILENT: &[&str] = &[
     "_attn_implementation_autoset",
     "_name_or_path",
+    "_num_labels",
     "bos_token_id",
     "dtype",
+    "id2label",
     "is_llama_config",
+    "label2id",
     "pad_token_id",
     "torch_dtype",
     "transformers.js_config",
@@ -129,7 +132,10 @@ impl Keys {
 
     /// Refuses a key that has another value than the one supported.
     pub fn only(&mut self, key: &'static str, supported: Value) -> Result<()> {
-        match self.get(key).filter(|own| *own != supported) {
+        let is_same = |own: &Value| {
+            *own == supported || own.is_number() && own.as_f64() == supported.as_f64()
+        };
+        match self.get(key).filter(|own| !is_same(own)) {
             Some(value) => self.wrong(key, &value, &format!("only {supported} is supported")),
             None => Ok(()),
         }

@@ -145,6 +145,13 @@ fn experts(keys: &mut Keys, family: Family, blocks: i64) -> Result<Option<Expert
     };
     // transformers has both names for the number.
     let (new, old) = (keys.whole_or("num_local_experts")?, keys.whole_or("num_experts")?);
+    if let (Some(new), Some(old)) = (new, old)
+        && new != old
+    {
+        return Err(ConfigError(format!(
+            "num_local_experts is {new}, and num_experts {old}: they mean the same, keep one"
+        )));
+    }
     let experts = new.or(old).ok_or_else(|| keys.missing("num_local_experts"))?;
     let weight = keys.number_or("router_aux_loss_coef", 0.001)?;
     let is_balanced = keys.truth_or("output_router_logits", false)?;
