@@ -32,6 +32,18 @@ fn words(command: &str) -> Vec<String> {
     words
 }
 
+/// A small model in the place of Qwen3-0.6B, and something to train it on.
+fn model_and_notes(folder: &Folder) {
+    let model = "[model]\nkind = \"llama\"\nvocabulary = 300\nfeatures = 16\nheads = 2\n\
+        groups = 1\nhead_size = 8\nhidden = 24\nblocks = 2\nhead_norms = true\n\
+        [data]\nsequence = 8\n[train]\nsteps = 1\nvalidation_tokens = 100\n";
+    fs::write(folder.path("llama.toml"), model).unwrap();
+    folder.succeeds(&["train", "llama.toml", "--text", "text.txt", "--out", "llama"]);
+    folder.succeeds(&["export", "llama", "--to", "Qwen3-0.6B"]);
+    fs::create_dir(folder.path("notes")).unwrap();
+    fs::copy(folder.path("text.txt"), folder.path("notes/text.txt")).unwrap();
+}
+
 #[test]
 fn oracle_the_commands_of_the_readme_run() {
     let folder = Folder::new();
@@ -43,6 +55,7 @@ fn oracle_the_commands_of_the_readme_run() {
     // One table of each name.
     let text = text.replacen("[data]\nsequence = 8\n\n", "", 1);
     fs::write(folder.path("configs/small.toml"), text).unwrap();
+    model_and_notes(&folder);
     let (mut own, mut made) = (0, 0);
     for command in commands() {
         let words = words(&command);

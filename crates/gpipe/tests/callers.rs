@@ -12,10 +12,10 @@ use crate::common::{
     model,
 };
 use gpipe::{
-    CrossEntropy, Forward, Infer, Interrupt, Layer, LayerError, LayerEvent, Observer, Pass,
-    Schedule, Sgd, TensorSpec, When,
+    CrossEntropy, Forward, Infer, Init, Interrupt, Layer, LayerError, LayerEvent, Observer,
+    ParameterSpec, Pass, Pipeline, Schedule, Sequence, Sgd, TensorSpec, When,
 };
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 const LR: f64 = 0.1;
 
@@ -160,6 +160,45 @@ fn given_one_by_one(stages: usize, kind: Kind) {
     assert_eq!(held(&mut given), held(&mut usual), "{stages} stages, {kind:?}");
     let what = format!("{stages} stages, {kind:?}");
     assert_same_bits(&given.parameters().unwrap(), &usual.parameters().unwrap(), &what);
+}
+
+/// A parameter whose last axis has one element, such as the kernel of a pointwise convolution, was
+/// not seen to be without memory, and could not be set.
+#[test]
+fn regression_given_parameters_may_end_with_an_axis_of_one() {
+    for shape in [&[4, 1][..], &[1, 4], &[4, 3, 1, 1], &[1], &[1, 1], &[3]] {
+        let model = Sequence::new().push("shaped", Shaped(shape.to_vec()));
+        let input = TensorSpec::new([2, 1], Kind::Float);
+        let mut pipeline = Pipeline::builder(model, input).given_parameters().build().unwrap();
+        let count: i64 = shape.iter().product();
+        let value = Tensor::arange(count, (Kind::Float, Device::Cpu)).reshape(shape);
+        pipeline.set_parameters(&[("shaped.w".to_owned(), value.shallow_clone())]).unwrap();
+        assert_eq!(pipeline.parameters().unwrap()[0].1, value, "{shape:?}");
+        let sums = pipeline.predict(Tensor::zeros([2, 1], (Kind::Float, Device::Cpu))).unwrap();
+        assert_eq!(sums[0].double_value(&[0, 0]), (count * (count - 1) / 2) as f64, "{shape:?}");
+    }
+}
+
+/// Adds the sum of a parameter of this shape.
+struct Shaped(Vec<i64>);
+
+impl Layer for Shaped {
+    fn kind(&self) -> &'static str {
+        "shaped"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        vec![ParameterSpec::new("w", &self.0[..], Init::Ones)]
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let w = ctx.parameter(0)?;
+        Ok(vec![inputs[0].f_add(&w.f_sum(w.kind())?)?])
+    }
 }
 
 #[test]

@@ -243,7 +243,9 @@ fn placeholder(shape: &[i64], kind: tch::Kind) -> Result<Tensor, LayerError> {
 }
 
 fn is_placeholder(tensor: &Tensor) -> bool {
-    tensor.numel() > 1 && tensor.stride().iter().all(|&stride| stride == 0)
+    // An axis of one element may have any stride.
+    let mut axes = tensor.size().into_iter().zip(tensor.stride());
+    tensor.numel() > 1 && axes.all(|(size, stride)| size == 1 || stride == 0)
 }
 
 /// Creates the master of a parameter, and the value that its layer sees. A tied parameter starts as
