@@ -53,6 +53,7 @@
 
 mod batches;
 mod bounds;
+pub mod chat;
 mod corpus;
 mod error;
 #[doc(hidden)]

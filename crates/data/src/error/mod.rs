@@ -191,6 +191,14 @@ pub enum Error {
         reason: String,
     },
 
+    /// A line of a file of JSON is not as it should be.
+    #[error("{}: line {}: {}; correct it, or leave such lines out with data.on_bad_line = \"skip\"",
+        bad.path.display(), bad.line, bad.reason)]
+    BadLine {
+        /// The line.
+        bad: crate::chat::BadLine,
+    },
+
     /// A token is outside the vocabulary.
     #[error(
         "token {token} is outside of the vocabulary of {vocabulary} tokens; decode with the \

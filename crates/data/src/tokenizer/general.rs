@@ -4,7 +4,10 @@
 //! add tokens, such as one that begins a text. The text of a special token in a document is that
 //! token.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use serde_json::Value;
 
@@ -84,6 +87,22 @@ impl General {
             tokens.extend_from_slice(encoded.get_ids());
         }
         Ok(tokens)
+    }
+
+    pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<(u32, Range<usize>)>> {
+        let (mut all, mut from) = (Vec::new(), 0);
+        for (number, part) in parts(text).enumerate() {
+            let encoded = guarded(|| self.inner.encode(part, adds && number == 0));
+            let encoded = encoded.map_err(|reason| refused("encode a text", reason))?;
+            let offsets = encoded.get_offsets().iter().zip(encoded.get_special_tokens_mask());
+            let tokens = encoded.get_ids().iter().zip(offsets);
+            all.extend(tokens.map(|(token, ((start, end), added))| match added {
+                0 => (*token, from + start..from + end),
+                _ => (*token, 0..0),
+            }));
+            from += part.len();
+        }
+        Ok(all)
     }
 
     pub fn decode(&self, tokens: &[u32], leave_out_specials: bool) -> Result<String> {

@@ -27,6 +27,7 @@ mod utf8;
 mod words;
 
 pub use crate::bounds::VOCABULARY_MAX;
+use std::ops::Range;
 use std::path::Path;
 
 use tokenizers::models::bpe::{BPE, BpeTrainerBuilder, Vocab};
@@ -286,6 +287,26 @@ impl Tokenizer {
             tokens.extend_from_slice(encoding.get_ids());
         }
         Ok(tokens)
+    }
+
+    /// Encodes a text as tokens, each with the bytes of the text that it stands for. What another
+    /// program's post-processor adds stands for none. `adds`: whether it is added.
+    ///
+    /// # Errors
+    /// As for [`Tokenizer::encode`].
+    pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<(u32, Range<usize>)>> {
+        let inner = match &self.engine {
+            Engine::Lossless(inner) => inner,
+            Engine::General(general) => return general.encode_with_offsets(text, adds),
+        };
+        let (mut all, mut from) = (Vec::new(), 0);
+        for piece in pieces::pieces(text, pieces::PIECE_BYTES) {
+            let encoding = inner.encode(piece, false).map_err(Error::tokenizer("encode a text"))?;
+            let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
+            all.extend(tokens.map(|(token, (start, end))| (*token, from + start..from + end)));
+            from += piece.len();
+        }
+        Ok(all)
     }
 
     /// Decodes tokens as text. Special tokens decode to their text, such as [`END_OF_DOCUMENT`].

@@ -1,0 +1,210 @@
+//! Lines of files of JSON (JSONL), and what happens to bad ones.
+
+use std::{
+    fs::File,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
+};
+
+use super::{Fields, Record};
+use crate::{Error, Result};
+
+/// Maximum length of a line: 16 MiB.
+pub const LINE_BYTES_MAX: u64 = 16 << 20;
+/// Bad lines that are remembered with their reasons.
+const REMEMBERED_MAX: usize = 100;
+
+/// What happens to a line that is not as it should be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum OnBadLine {
+    /// Reading ends with an error.
+    #[default]
+    Stop,
+    /// The line is left out and counted.
+    Skip,
+}
+
+/// A line that was left out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BadLine {
+    /// The file.
+    pub path: PathBuf,
+    /// The line's number, from 1.
+    pub line: u64,
+    /// What is wrong.
+    pub reason: String,
+}
+
+/// The records of a file, one by one. At most one line is in memory.
+#[derive(Debug)]
+pub struct Lines {
+    path: PathBuf,
+    file: BufReader<File>,
+    fields: Fields,
+    on_bad_line: OnBadLine,
+    line: u64,
+    left_out: u64,
+    remembered: Vec<BadLine>,
+    ended: bool,
+}
+
+impl Lines {
+    /// Opens a file.
+    ///
+    /// # Errors
+    /// The file cannot be opened.
+    pub fn open(path: &Path, fields: Fields, on_bad_line: OnBadLine) -> Result<Self> {
+        let file = File::open(path).map_err(Error::io("open", path))?;
+        Ok(Self {
+            path: path.to_owned(),
+            file: BufReader::new(file),
+            fields,
+            on_bad_line,
+            line: 0,
+            left_out: 0,
+            remembered: Vec::new(),
+            ended: false,
+        })
+    }
+
+    /// The number of lines that were left out, and the first of them.
+    #[must_use]
+    pub fn left_out(&self) -> (u64, &[BadLine]) {
+        (self.left_out, &self.remembered)
+    }
+
+    /// The number of the line that was read last.
+    #[must_use]
+    pub fn line(&self) -> u64 {
+        self.line
+    }
+
+    /// Treats the last line as a bad one, for a reason found later, such as a template's.
+    ///
+    /// # Errors
+    /// [`Error::BadLine`] unless bad lines are skipped.
+    pub fn refuse(&mut self, reason: String) -> Result<()> {
+        let bad = BadLine { path: self.path.clone(), line: self.line, reason };
+        if self.on_bad_line == OnBadLine::Stop {
+            self.ended = true;
+            return Err(Error::BadLine { bad });
+        }
+        self.left_out += 1;
+        if self.remembered.len() < REMEMBERED_MAX {
+            self.remembered.push(bad);
+        }
+        Ok(())
+    }
+
+    /// The next line, without its end; `None` after the last one.
+    fn next_line(&mut self) -> Result<Option<std::result::Result<String, String>>> {
+        let mut bytes = Vec::new();
+        let read = (&mut self.file).take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);
+        read.map_err(Error::io("read", &self.path))?;
+        if bytes.is_empty() {
+            return Ok(None);
+        }
+        self.line += 1;
+        if bytes.len() as u64 > LINE_BYTES_MAX {
+            self.pass_over()?;
+            return Ok(Some(Err(format!("it has more than {LINE_BYTES_MAX} bytes"))));
+        }
+        let text = String::from_utf8(bytes).map_err(|error| {
+            format!("it is not UTF-8 from byte {} on", error.utf8_error().valid_up_to())
+        });
+        Ok(Some(text))
+    }
+
+    /// Reads up to the end of a line that is too long.
+    fn pass_over(&mut self) -> Result<()> {
+        loop {
+            let buffer = self.file.fill_buf().map_err(Error::io("read", &self.path))?;
+            let end = buffer.iter().position(|byte| *byte == b'\n');
+            let (count, is_end) = (end.map_or(buffer.len(), |at| at + 1), end.is_some());
+            let is_last = buffer.is_empty();
+            self.file.consume(count);
+            if is_end || is_last {
+                return Ok(());
+            }
+        }
+    }
+}
+
+impl Iterator for Lines {
+    type Item = Result<Record>;
+
+    fn next(&mut self) -> Option<Self::Item> {
+        while !self.ended {
+            let line = match self.next_line() {
+                Ok(Some(line)) => line,
+                Ok(None) => break,
+                Err(error) => {
+                    self.ended = true;
+                    return Some(Err(error));
+                }
+            };
+            let record = line.and_then(|line| {
+                if line.trim().is_empty() {
+                    return Ok(None);
+                }
+                Record::parse(&line, &self.fields).map(Some)
+            });
+            match record {
+                Ok(Some(record)) => return Some(Ok(record)),
+                Ok(None) => {} // a blank line
+                Err(reason) => {
+                    if let Err(error) = self.refuse(reason) {
+                        return Some(Err(error));
+                    }
+                }
+            }
+        }
+        None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn lines(text: &[u8], on_bad_line: OnBadLine) -> (Vec<Result<Record>>, Lines) {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let mut lines = Lines::open(file.path(), Fields::default(), on_bad_line).unwrap();
+        let all = lines.by_ref().collect();
+        (all, lines)
+    }
+
+    #[test]
+    fn oracle_records_are_the_lines() {
+        let text = b"{\"text\": \"a\"}\r\n\n{\"text\": \"b\"}\n  \n{\"text\": \"c\"}";
+        let (all, lines) = lines(text, OnBadLine::Stop);
+        let texts: Vec<Record> = all.into_iter().map(|record| record.unwrap()).collect();
+        assert_eq!(texts, ["a", "b", "c"].map(|text| Record::Text(text.into())));
+        assert_eq!((lines.line(), lines.left_out().0), (5, 0));
+    }
+
+    #[test]
+    fn fault_bad_lines_are_named_or_counted() {
+        let long =
+            [b"{\"text\": \"".as_slice(), &vec![b'x'; (LINE_BYTES_MAX + 9) as usize], b"\"}"];
+        let text = [
+            b"{\"text\": \"a\"}\n{\n".as_slice(),
+            &long.concat(),
+            b"\n\xff\n{\"text\": 3}\n{\"text\": \"z\"}\n",
+        ]
+        .concat();
+        let (all, _) = lines(&text, OnBadLine::Stop);
+        assert_eq!(all.len(), 2, "it ends at the first");
+        let error = all[1].as_ref().unwrap_err().to_string();
+        assert!(error.contains("line 2: it is not JSON"), "{error}");
+        let (all, lines) = lines(&text, OnBadLine::Skip);
+        assert_eq!(all.len(), 2);
+        assert_eq!(*all[1].as_ref().unwrap(), Record::Text("z".into()));
+        let (count, told) = lines.left_out();
+        let numbers: Vec<u64> = told.iter().map(|bad| bad.line).collect();
+        assert_eq!((count, numbers), (4, vec![2, 3, 4, 5]));
+        assert!(told[1].reason.contains("more than"), "{told:?}");
+        assert!(told[2].reason.contains("not UTF-8 from byte 0"), "{told:?}");
+    }
+}
