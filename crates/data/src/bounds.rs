@@ -23,3 +23,6 @@ pub const VOCABULARY_MAX: usize = 1 << 20;
 
 /// Maximum number of tokens in a batch: 2^28, which is 4 GiB of inputs and targets.
 pub const BATCH_TOKENS_MAX: usize = 1 << 28;
+
+/// Maximum number of tokens in a file of samples: 2^31, which is 8 GiB.
+pub const SAMPLE_TOKENS_MAX: usize = 1 << 31;

@@ -53,7 +53,6 @@
 
 mod batches;
 mod bounds;
-pub mod chat;
 mod corpus;
 mod error;
 #[doc(hidden)]
@@ -61,6 +60,7 @@ mod error;
 pub mod fuzzing;
 mod hash;
 pub mod images;
+pub mod jsonl;
 mod loader;
 mod omissions;
 mod order;

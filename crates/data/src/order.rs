@@ -1,5 +1,7 @@
 //! The order of samples: shuffled in each epoch, with random access by step.
 
+use std::ops::Range;
+
 use crate::hash::mix;
 use crate::permutation::Permutation;
 
@@ -59,13 +61,21 @@ impl Order {
 
     /// The samples of a step.
     pub(crate) fn samples(&self, step: u64) -> impl Iterator<Item = Sample> + '_ {
+        self.places(step).map(|place| self.at(place))
+    }
+
+    /// The numbers of a step's samples, counted across epochs.
+    pub(crate) fn places(&self, step: u64) -> Range<u128> {
         let first = self.first_place(step);
+        first..first + self.mini_batch as u128
+    }
+
+    /// Sample number `place`, counted across epochs.
+    pub(crate) fn at(&self, place: u128) -> Sample {
         let epoch_len = u128::from(self.samples_per_epoch);
-        (first..first + self.mini_batch as u128).map(move |place| {
-            let epoch = (place / epoch_len) as u64;
-            let order = Permutation::new(self.samples_per_epoch, self.key(epoch, ORDER_STREAM));
-            Sample { epoch, index: order.at((place % epoch_len) as u64) }
-        })
+        let epoch = (place / epoch_len) as u64;
+        let order = Permutation::new(self.samples_per_epoch, self.key(epoch, ORDER_STREAM));
+        Sample { epoch, index: order.at((place % epoch_len) as u64) }
     }
 
     /// A number for one purpose (any stream but 2) in one epoch.

@@ -31,7 +31,7 @@ pub struct Batch {
 
 impl Batch {
     /// An empty batch with capacity for `samples` rows.
-    fn with_capacity(samples: usize, sequence: usize) -> Self {
+    pub(crate) fn with_capacity(samples: usize, sequence: usize) -> Self {
         Self {
             inputs: Vec::with_capacity(samples * sequence),
             targets: Vec::with_capacity(samples * sequence),
@@ -42,7 +42,7 @@ impl Batch {
 }
 
 /// Checks that a batch of this shape neither overflows nor exhausts memory.
-fn check_shape(mini_batch: usize, sequence: usize) -> Result<()> {
+pub(crate) fn check_shape(mini_batch: usize, sequence: usize) -> Result<()> {
     match mini_batch.checked_mul(sequence) {
         Some(1..=BATCH_TOKENS_MAX) => Ok(()),
         _ => Err(Error::BatchShape { mini_batch, sequence }),

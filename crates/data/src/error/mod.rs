@@ -196,7 +196,48 @@ pub enum Error {
         bad.path.display(), bad.line, bad.reason)]
     BadLine {
         /// The line.
-        bad: crate::chat::BadLine,
+        bad: crate::jsonl::BadLine,
+    },
+
+    /// There are messages, and nothing makes one text of them.
+    #[error(
+        "{}: line {line} has messages, and the model has no chat template: name one with \
+        data.chat_template, or give prompt and completion instead of messages",
+        path.display()
+    )]
+    NoTemplate {
+        /// The file.
+        path: PathBuf,
+        /// The line's number, from 1.
+        line: u64,
+    },
+
+    /// A file has too many tokens.
+    #[error(
+        "{}: it has more than {} tokens: divide it into several files",
+        path.display(),
+        bounds::SAMPLE_TOKENS_MAX
+    )]
+    TooManyTokens {
+        /// The file.
+        path: PathBuf,
+    },
+
+    /// There is no sample to learn from, or none to validate on.
+    #[error(
+        "there are no samples: training and validation need one each, whose learned part begins \
+        within data.sequence tokens"
+    )]
+    NoSamples,
+
+    /// A source's weight is no share of the samples.
+    #[error(
+        "a source has the weight {weight}: use positive numbers, each at least a thousandth of \
+        their sum"
+    )]
+    SourceWeight {
+        /// The weight.
+        weight: f64,
     },
 
     /// A token is outside the vocabulary.

@@ -43,6 +43,7 @@ pub struct Lines {
     fields: Fields,
     on_bad_line: OnBadLine,
     line: u64,
+    bytes: u64,
     left_out: u64,
     remembered: Vec<BadLine>,
     ended: bool,
@@ -54,13 +55,15 @@ impl Lines {
     /// # Errors
     /// The file cannot be opened.
     pub fn open(path: &Path, fields: Fields, on_bad_line: OnBadLine) -> Result<Self> {
-        let file = File::open(path).map_err(Error::io("open", path))?;
+        let opened = gpipe_files::open(path).map_err(std::io::Error::from);
+        let file = opened.map_err(Error::io("open", path))?;
         Ok(Self {
             path: path.to_owned(),
             file: BufReader::new(file),
             fields,
             on_bad_line,
             line: 0,
+            bytes: 0,
             left_out: 0,
             remembered: Vec::new(),
             ended: false,
@@ -77,6 +80,12 @@ impl Lines {
     #[must_use]
     pub fn line(&self) -> u64 {
         self.line
+    }
+
+    /// The number of bytes that were read.
+    #[must_use]
+    pub fn bytes(&self) -> u64 {
+        self.bytes
     }
 
     /// Treats the last line as a bad one, for a reason found later, such as a template's.
@@ -105,6 +114,7 @@ impl Lines {
             return Ok(None);
         }
         self.line += 1;
+        self.bytes += bytes.len() as u64;
         if bytes.len() as u64 > LINE_BYTES_MAX {
             self.pass_over()?;
             return Ok(Some(Err(format!("it has more than {LINE_BYTES_MAX} bytes"))));
@@ -123,6 +133,7 @@ impl Lines {
             let (count, is_end) = (end.map_or(buffer.len(), |at| at + 1), end.is_some());
             let is_last = buffer.is_empty();
             self.file.consume(count);
+            self.bytes += count as u64;
             if is_end || is_last {
                 return Ok(());
             }
