@@ -24,7 +24,7 @@ use crate::common::{Run, assert_same_bits};
 const LENGTH: i64 = 9;
 
 /// With everything: grouped queries, norms of heads, biases, a window in one block, a tied table.
-fn model() -> Llama {
+pub fn model() -> Llama {
     let scaling = RotaryScaling::Llama3 { factor: 4.0, low: 1.0, high: 4.0, original: 8 };
     Llama {
         vocabulary: 31,
@@ -48,7 +48,7 @@ fn model() -> Llama {
 }
 
 /// Experts in two of three blocks.
-fn experts(balance: f64) -> Llama {
+pub fn experts(balance: f64) -> Llama {
     let experts = Experts {
         experts: 5,
         top_k: 2,
@@ -61,7 +61,7 @@ fn experts(balance: f64) -> Llama {
     Llama { experts: Some(experts), qkv_bias: false, mlp_bias: false, ..model() }
 }
 
-fn tokens(samples: i64, length: i64, seed: i64) -> Tensor {
+pub fn tokens(samples: i64, length: i64, seed: i64) -> Tensor {
     let position = Tensor::arange(samples * length, (Kind::Int64, tch::Device::Cpu));
     (position * 7 + seed * 13).remainder(31).reshape([samples, length])
 }

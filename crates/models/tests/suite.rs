@@ -7,6 +7,7 @@
 
 #[path = "../../gpipe/tests/common/mod.rs"]
 mod common;
+mod documents;
 mod estimates;
 mod images;
 mod llama;

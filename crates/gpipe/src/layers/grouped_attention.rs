@@ -4,9 +4,10 @@ use tch::Tensor;
 
 use crate::{
     error::LayerError,
-    layer::{Forward, ParameterSpec},
+    layer::{Forward, Infer, ParameterSpec},
     layers::{
         RmsNorm,
+        documents::{self, DOCUMENTS},
         heads::{Heads, Visible},
         projections::{Projection, Projections},
         rotary::Rotary,
@@ -91,7 +92,11 @@ impl GroupedAttention {
         first + self.count() - 2
     }
 
-    pub(super) fn check(&self) -> Result<(), LayerError> {
+    /// Checks the settings for the input `x` [samples, positions, features].
+    pub(super) fn check(&self, ctx: &mut Infer, x: &TensorSpec) -> Result<(), LayerError> {
+        if documents::declare(ctx, x)? {
+            self.rotary.check_documents(x.shape.get(1).copied().unwrap_or(0))?;
+        }
         self.queries().check()?;
         self.keys().check()?;
         self.rotary.check(self.head_size)?;
@@ -119,7 +124,12 @@ impl GroupedAttention {
     ) -> Result<Tensor, LayerError> {
         let length = x.size().get(1).copied().unwrap_or(0);
         let place = (x.kind(), x.device());
-        let tables = self.rotary.tables(self.head_size, ctx.past(), length, place)?;
+        let documents = ctx.named(DOCUMENTS);
+        let tables = match documents {
+            None => self.rotary.tables(self.head_size, ctx.past(), length, place)?,
+            Some(documents) => self.rotary.tables_of(self.head_size, documents, x.kind())?,
+        };
+        let own = documents.map(|own| documents::visible(own, self.window)).transpose()?;
         let projections = self.projections();
         let turned = |ctx: &Forward, heads: Heads, number: usize| {
             let mut apart = heads.apart(&projections.apply(ctx, first, number, x)?)?;
@@ -131,7 +141,7 @@ impl GroupedAttention {
         let q = turned(ctx, self.queries(), QUERIES)?;
         let mut k = turned(ctx, self.keys(), KEYS)?;
         let mut v = self.keys().apart(&projections.apply(ctx, first, VALUES, x)?)?;
-        let mut visible = self.visible(length);
+        let mut visible = own.as_ref().map_or_else(|| self.visible(length), Visible::Chosen);
         if let Some(cache) = ctx.cache() {
             let past = cache.past();
             k = cache.append(first, &k, 2)?;
@@ -152,7 +162,7 @@ impl GroupedAttention {
         projections.apply(ctx, first, OUTPUT, &self.queries().joined(&attended)?)
     }
 
-    fn visible(&self, length: i64) -> Visible<'static> {
+    fn visible<'a>(&self, length: i64) -> Visible<'a> {
         match self.window {
             Some(window) if window < length => Visible::Latest(window),
             _ => Visible::Earlier,
@@ -174,7 +184,8 @@ impl GroupedAttention {
 
     /// Records what [`GroupedAttention::apply`] computes.
     pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> Option<Var> {
-        let [_, length, _] = tape.spec(x).shape[..] else { return None };
+        let [samples, length, _] = tape.spec(x).shape[..] else { return None };
+        let has_documents = tape.named(DOCUMENTS).is_some();
         let projections = self.projections();
         let turned = |tape: &mut Tape, number: usize| {
             let mut own = projections.record(tape, first, number, x);
@@ -188,7 +199,8 @@ impl GroupedAttention {
             tape.release(own);
             turned
         };
-        let table = 2.0 * length as f64 * (self.head_size / 2) as f64;
+        let rows = if has_documents { samples } else { 1 };
+        let table = (rows * length * self.head_size) as f64;
         tape.tables(table);
         let q = turned(tape, QUERIES);
         let k = turned(tape, KEYS);
@@ -203,8 +215,12 @@ impl GroupedAttention {
             }
         };
         let (k, v) = (repeated(tape, k), repeated(tape, v));
-        let hidden = self.window.is_some_and(|window| window < length);
-        let attended = tape.attention_of(q, k, v, self.heads, hidden, self.dropout);
+        // Masks: one for each row, one for all, or none.
+        let masks = match has_documents {
+            true => samples,
+            false => i64::from(self.window.is_some_and(|window| window < length)),
+        };
+        let attended = tape.attention_of(q, k, v, self.heads, masks, self.dropout);
         [q, k, v].into_iter().for_each(|var| tape.release(var));
         let output = projections.record(tape, first, OUTPUT, attended);
         tape.release(attended);

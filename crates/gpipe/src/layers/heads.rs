@@ -24,6 +24,9 @@ pub(super) enum Visible<'a> {
     /// For every query, the keys that are true here: bool [samples, keys]. Each sample needs at
     /// least one, because a softmax over no keys is NaN.
     Unmasked(&'a Tensor),
+    /// For each query, the keys that are true here: bool [samples, 1, queries, keys]. Each query
+    /// needs at least one.
+    Chosen(&'a Tensor),
 }
 
 impl Visible<'_> {
@@ -36,12 +39,13 @@ impl Visible<'_> {
             }
             Visible::Latest(window) => latest(queries, window, device)?.f_logical_not()?,
             Visible::Unmasked(mask) => by_key(mask)?.f_logical_not()?,
+            Visible::Chosen(mask) => mask.f_logical_not()?,
         })
     }
 }
 
 /// The latest `window` keys of each query: bool [queries, queries].
-fn latest(queries: i64, window: i64, device: Device) -> Result<Tensor, LayerError> {
+pub(super) fn latest(queries: i64, window: i64, device: Device) -> Result<Tensor, LayerError> {
     let all = Tensor::f_ones([queries, queries], (Kind::Bool, device))?;
     Ok(all.f_tril(0)?.f_triu(1 - window)?)
 }
@@ -117,6 +121,7 @@ impl Heads {
                     (Some(latest(queries, window, q.device())?), false)
                 }
                 Visible::Unmasked(mask) => (Some(by_key(mask)?), false),
+                Visible::Chosen(mask) => (Some(mask.shallow_clone()), false),
             };
             let fused =
                 Tensor::f_scaled_dot_product_attention(q, k, v, mask, 0.0, causal, None, false)?;

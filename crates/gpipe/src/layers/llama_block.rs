@@ -29,6 +29,8 @@ pub enum FeedForward {
 /// tokens were divided among experts, summed over this and all earlier blocks. It takes the sum so
 /// far as its second input. Other blocks pass further inputs on.
 ///
+/// With the pipeline's input [`DOCUMENTS`](super::DOCUMENTS), a row has several documents.
+///
 /// Parameters have the names of Hugging Face's transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct LlamaBlock {
@@ -79,9 +81,9 @@ impl Layer for LlamaBlock {
     }
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
-        self.norm().check()?;
-        self.attention.check()?;
         let (x, rest) = first_and_rest(inputs)?;
+        self.norm().check()?;
+        self.attention.check(ctx, x)?;
         super::positions(ctx, x, self.attention.features)?;
         let FeedForward::Experts(mlp) = &self.mlp else {
             return Ok(passing_on(x.clone(), rest, Clone::clone));

@@ -66,7 +66,8 @@ pub enum RotaryScaling {
     },
 }
 
-/// Cosine and sine of each position's angles: both [positions, size / 2].
+/// Cosine and sine of each position's angles: both [positions, size / 2], or [samples, 1,
+/// positions, size / 2].
 pub(super) struct Tables {
     cos: Tensor,
     sin: Tensor,
@@ -112,6 +113,20 @@ impl Rotary {
             return Ok(());
         }
         refuse(format!("rotary positions: every number of {:?} must be above 0", self.scaling))
+    }
+
+    /// Checks that documents may share rows of `length` positions.
+    pub(super) fn check_documents(&self, length: i64) -> Result<(), LayerError> {
+        match self.scaling {
+            RotaryScaling::Dynamic { .. } if length > self.positions => {
+                Err(LayerError::Value(format!(
+                    "dynamic rotary positions change with the length of a document, so documents \
+                    share rows of at most {} positions, not {length}",
+                    self.positions
+                )))
+            }
+            _ => Ok(()),
+        }
     }
 
     /// Angle per position of each pair in a text of `length` positions: float32 [size / 2].
@@ -200,10 +215,28 @@ impl Rotary {
         let frequencies = self.frequencies(size, past + length)?;
         let options = (Kind::Float, Device::Cpu);
         let positions = Tensor::f_arange_start(past, past + length, options)?.f_unsqueeze(-1)?;
-        let angles = positions.f_mul(&frequencies)?;
+        let Tables { cos, sin } = self.turning(&positions.f_mul(&frequencies)?, kind)?;
+        Ok(Tables { cos: upload(&cos, device)?, sin: upload(&sin, device)? })
+    }
+
+    /// The tables of rows in which positions start anew with each document.
+    pub(super) fn tables_of(
+        &self,
+        size: i64,
+        documents: &Tensor,
+        kind: Kind,
+    ) -> Result<Tables, LayerError> {
+        let (_, length) = documents.size2()?;
+        let device = documents.device();
+        let frequencies = upload(&self.frequencies(size, length)?, device)?;
+        let positions = Tensor::f_arange(length, (Kind::Int64, device))?.f_sub(documents)?;
+        let positions = positions.f_to_kind(Kind::Float)?.f_unsqueeze(1)?.f_unsqueeze(-1)?;
+        self.turning(&positions.f_mul(&frequencies)?, kind)
+    }
+
+    fn turning(&self, angles: &Tensor, kind: Kind) -> Result<Tables, LayerError> {
         let table = |values: Tensor| -> Result<Tensor, LayerError> {
-            let scaled = values.f_mul_scalar(self.amplitude())?.f_to_kind(kind)?;
-            Ok(upload(&scaled, device)?)
+            Ok(values.f_mul_scalar(self.amplitude())?.f_to_kind(kind)?)
         };
         Ok(Tables { cos: table(angles.f_cos()?)?, sin: table(angles.f_sin()?)? })
     }

@@ -105,28 +105,29 @@ impl Tape {
     }
 
     /// Causal attention of separate queries, keys and values, each [samples, positions, heads *
-    /// size]. `hidden`: not all earlier keys are visible.
+    /// size]. `masks`: the number of masks [positions, positions] of visible keys; 0 if all
+    /// earlier keys are visible.
     pub fn attention_of(
         &mut self,
         queries: Var,
         keys: Var,
         values: Var,
         heads: i64,
-        hidden: bool,
+        masks: i64,
         p: f64,
     ) -> Var {
         let output = self.spec(queries).clone();
         let size = |axis: usize| output.shape.get(axis).copied().unwrap_or(0);
         let (samples, length) = (size(0), size(1));
         let square = length as f64 * length as f64;
+        let hidden = square * masks.max(1) as f64;
         let inputs = [queries, keys, values];
         if p <= 0.0 {
             let block = attention_block(length);
             let width = output.last() / heads.max(1);
             let blocks = FLOAT * block as f64 * (length.min(512) as f64 + 2.0 + width as f64);
             // The visible keys, and the numbers that are added to the scores.
-            let mask =
-                if hidden { square * (1.0 + output.kind.elt_size_in_bytes() as f64) } else { 0.0 };
+            let mask = masks as f64 * square * (1.0 + output.kind.elt_size_in_bytes() as f64);
             let rows = FLOAT * samples as f64 * heads as f64 * length as f64;
             let node = Node::new(&inputs, output).saving(&inputs).saving_output();
             return self.push(node.saving_bytes(rows + mask).forward_bytes(blocks));
@@ -137,7 +138,7 @@ impl Tape {
         let scores = self.push(scores);
         let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
         self.release(scores);
-        let masked = Node::new(&[scaled], weights).saving_bytes(square).forward_bytes(square);
+        let masked = Node::new(&[scaled], weights).saving_bytes(hidden).forward_bytes(hidden);
         let masked = self.push(masked);
         self.release(scaled);
         let weights = self.elementwise_by_output(masked);
