@@ -265,6 +265,29 @@ pub(crate) fn pairs(bytes: &[u8]) {
     });
 }
 
+pub(crate) fn lines(bytes: &[u8]) {
+    with_file(bytes, |path| {
+        if let Err(error) = gpipe_data::fuzzing::lines(path) {
+            named(error, path);
+        }
+    });
+}
+
+pub(crate) fn chat_template(bytes: &[u8]) {
+    if let Err(error) = gpipe_data::fuzzing::chat_template(&text(bytes)) {
+        assert!(said(error).starts_with("chat template: "));
+    }
+}
+
+/// A file without its last 32 bytes, which are its hash, so that what is behind the hash is read.
+pub(crate) fn kept_samples(bytes: &[u8]) {
+    use sha2::{Digest, Sha256};
+    let hash = Sha256::digest(bytes);
+    with_file(&[bytes, &hash[..]].concat(), |path| {
+        gpipe_data::fuzzing::kept_samples(path);
+    });
+}
+
 pub(crate) fn image(bytes: &[u8]) {
     match gpipe_data::fuzzing::image(bytes) {
         Ok(image) => assert_eq!(image.pixels.len(), 3 * image.height * image.width),

@@ -86,7 +86,7 @@ fn tell_turns(config: &Config, processes: &Processes) {
             "{stages} stages of {each} threads are {all} threads on {cores} cores: they take turns"
         );
     }
-    let is_text = matches!(config.data, Data::Text(_) | Data::Parallel(_));
+    let is_text = matches!(config.data, Data::Text(_) | Data::Jsonl(_) | Data::Parallel(_));
     let threads = config.images.threads;
     if !is_text && threads > cores {
         say!("images.threads = {threads} on {cores} cores: they take turns");

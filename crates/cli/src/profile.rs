@@ -118,12 +118,8 @@ pub(crate) fn measure(
     let mut batches = Vec::new();
     for number in 0..(steps + 1).min(BATCHES_MAX) {
         let Batch { inputs, targets, .. } = task::made(&make, number)?;
-        batches.push((inputs, vec![targets]));
+        batches.push(same_samples(inputs, targets.into_tensors(), samples)?);
     }
-    same_samples(&mut batches, samples)?;
-    let batches = batches.into_iter();
-    let batches: Vec<(Tensors, Tensors)> =
-        batches.map(|(inputs, targets)| (inputs.into_tensors(), targets.into_tensors())).collect();
     let machine = machine();
     // The configured schedule comes first, if its backwards are not split, because quartiles are
     // taken from the first schedule.
@@ -193,25 +189,23 @@ fn that_fit(
     }
 }
 
-/// Brings mini-batches of sentences to `samples` rows, the number that plans assume: their number
+/// Brings a mini-batch of sentences to `samples` rows, the number that plans assume: their number
 /// of sentences varies with their tokens. Rows are taken evenly, some twice if there are fewer.
 fn same_samples(
-    batches: &mut [(Vec<Tensor>, Vec<Tensor>)],
+    inputs: Tensors,
+    targets: Tensors,
     samples: usize,
-) -> Result<(), CliError> {
+) -> Result<(Tensors, Tensors), CliError> {
     let samples = samples as i64;
-    for (inputs, targets) in batches {
-        let own = inputs.first().and_then(|input| input.size().first().copied()).unwrap_or(0);
-        if own == samples {
-            continue;
-        }
-        let rows: Vec<i64> = (0..samples).map(|row| row * own / samples).collect();
-        let rows = Tensor::f_from_slice(&rows)?;
-        for tensor in inputs.iter_mut().chain(targets) {
-            *tensor = tensor.f_index_select(0, &rows)?;
-        }
+    let first = inputs.positional().first();
+    let own = first.and_then(|input| input.size().first().copied()).unwrap_or(0);
+    if own == samples {
+        return Ok((inputs, targets));
     }
-    Ok(())
+    let rows: Vec<i64> = (0..samples).map(|row| row * own / samples).collect();
+    let rows = Tensor::f_from_slice(&rows)?;
+    let chosen = |tensor: &Tensor| tensor.f_index_select(0, &rows);
+    Ok((inputs.try_map(chosen)?, targets.try_map(chosen)?))
 }
 
 /// The subject of a profile of `config`: what a profile must match.

@@ -1,7 +1,9 @@
-//! What a run shows while it is training: a progress bar in a terminal, plain lines elsewhere.
+//! What a run shows while it is training, and before that while it reads: a progress bar in a
+//! terminal, plain lines elsewhere.
 
 use std::{
     io::IsTerminal,
+    path::Path,
     time::{Duration, Instant},
 };
 
@@ -91,6 +93,53 @@ impl Progress {
     /// Ends the bar at the end of the run. The table that follows says more.
     pub(crate) fn finish(&self) {
         if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Progress of reading a file.
+pub(crate) struct Reading {
+    name: String,
+    bytes: u64,
+    begun: Instant,
+    bar: Option<ProgressBar>,
+    /// When the last line was printed.
+    last: Instant,
+}
+
+impl Reading {
+    /// Begins to read a file of `bytes` bytes.
+    pub(crate) fn new(path: &Path, bytes: u64) -> Self {
+        let name = path.display().to_string();
+        let bar = (!is_quiet() && std::io::stderr().is_terminal()).then(|| {
+            let bar = ProgressBar::new(bytes).with_message(name.clone());
+            let template = "{msg}  {bar:30} {bytes}/{total_bytes} [{elapsed} < {eta}]";
+            if let Ok(style) = ProgressStyle::with_template(&marked(format_args!("{template}"))) {
+                bar.set_style(style);
+            }
+            bar
+        });
+        let now = Instant::now();
+        Self { name, bytes, begun: now, bar, last: now }
+    }
+
+    /// Reports that `done` bytes were read.
+    pub(crate) fn tell(&mut self, done: u64) {
+        if let Some(bar) = &self.bar {
+            bar.set_position(done);
+        } else if self.last.elapsed() >= LINE_EVERY {
+            self.last = Instant::now();
+            let spent = self.begun.elapsed().as_secs_f64();
+            let left = spent * self.bytes.saturating_sub(done) as f64 / done.max(1) as f64;
+            let percent = 100.0 * done as f64 / self.bytes.max(1) as f64;
+            say!("{}: {percent:.0}% read, about {left:.0} s left", self.name);
+        }
+    }
+
+    /// Ends the bar.
+    pub(crate) fn finish(&self) {
+        if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
     }

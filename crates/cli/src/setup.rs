@@ -66,7 +66,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
     let parts = pipeline.micro_batches.saturating_mul(pipeline.replicas).max(1);
     let samples = config.train.mini_batch.div_ceil(parts).max(1);
     let builder = Pipeline::builder(model, task::inputs(config, samples));
-    let mut builder = task::with_measures(builder, config)
+    let mut builder = task::with_measures(builder, config, samples)
         .devices(match &pipeline.devices.0[..] {
             [device] => vec![*device; pipeline.stages],
             devices => devices.to_vec(),

@@ -335,6 +335,52 @@ choice!(
     JsonChoice, { Refuse = "refuse", Text = "text", Skip = "skip" }
 );
 choice!(
+    /// How samples are placed in rows.
+    PackingChoice, {
+        Auto = "auto", Separate = "separate", Joined = "joined", None = "none"
+    }
+);
+choice!(
+    /// What to do with a line that cannot be a sample.
+    OnBadLineChoice, { Stop = "stop", Skip = "skip" }
+);
+
+/// Where tokens of samples are kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub(crate) enum CacheChoice {
+    /// In the user's folder for caches.
+    #[default]
+    Auto,
+    /// Nowhere.
+    Off,
+    /// In a folder.
+    Folder(PathBuf),
+}
+
+impl Display for CacheChoice {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Self::Auto => f.write_str("auto"),
+            Self::Off => f.write_str("off"),
+            Self::Folder(path) => write!(f, "{}", path.display()),
+        }
+    }
+}
+
+impl FromStr for CacheChoice {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, Self::Err> {
+        match text {
+            "" => Err("use auto, off, or the path of a folder".into()),
+            "auto" => Ok(Self::Auto),
+            "off" => Ok(Self::Off),
+            path => Ok(Self::Folder(path.into())),
+        }
+    }
+}
+
+choice!(
     /// What to do with an image that cannot be read.
     OnUnreadableChoice, { Stop = "stop", Skip = "skip" }
 );
@@ -457,5 +503,8 @@ plain_is_display!(
     VariantName,
     GeluChoice,
     OnUnreadableChoice,
+    PackingChoice,
+    OnBadLineChoice,
+    CacheChoice,
     CropChoice
 );

@@ -21,6 +21,7 @@ mod readme;
 mod recipes;
 mod reported;
 mod resume;
+mod samples;
 mod schedules;
 mod trace;
 mod translation;

@@ -44,6 +44,26 @@ impl Tensors {
         self.named.push((name.into(), or_undefined(tensor.into())));
         self
     }
+
+    /// The tensors by position.
+    pub fn positional(&self) -> &[Tensor] {
+        &self.positional
+    }
+
+    /// Replaces each tensor, except those that are `None`.
+    ///
+    /// # Errors
+    /// The first error of `replace`.
+    pub fn try_map<E>(
+        mut self,
+        mut replace: impl FnMut(&Tensor) -> std::result::Result<Tensor, E>,
+    ) -> std::result::Result<Self, E> {
+        let named = self.named.iter_mut().map(|(_, tensor)| tensor);
+        for tensor in self.positional.iter_mut().chain(named).filter(|own| own.defined()) {
+            *tensor = replace(tensor)?;
+        }
+        Ok(self)
+    }
 }
 
 impl IntoTensors for Tensors {

@@ -15,8 +15,7 @@ use crate::{
 
 const LENGTH: i64 = 9;
 /// Documents of five, three and one positions; of nine; of two and four, and three that are empty.
-const ROWS: [[i64; 9]; 3] =
-    [[0, 0, 0, 0, 0, 5, 5, 5, 8], [0; 9], [0, 0, 2, 2, 2, 2, -1, -1, -1]];
+const ROWS: [[i64; 9]; 3] = [[0, 0, 0, 0, 0, 5, 5, 5, 8], [0; 9], [0, 0, 2, 2, 2, 2, -1, -1, -1]];
 
 fn documents(samples: i64) -> Tensor {
     let rows = (0..samples as usize).flat_map(|row| ROWS[row % ROWS.len()]);

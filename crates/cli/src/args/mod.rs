@@ -362,6 +362,10 @@ pub(crate) struct ConfigArguments {
     /// configs/text] (data.text)
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
+    /// Files of lines of JSON to train on: a text, a prompt with its completion, or the messages of
+    /// a conversation per line (data.kind = "jsonl", data.files)
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "text")]
+    pub data: Vec<PathBuf>,
 }
 
 impl ConfigArguments {

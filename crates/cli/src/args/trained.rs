@@ -45,8 +45,12 @@ pub(crate) struct EvalArguments {
     /// out]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
+    /// Models of lines of JSON: files of such lines to measure on, all of them [default: the
+    /// samples that the run held out]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "text")]
+    pub data: Vec<PathBuf>,
     /// Measure at most the first N tokens [default: train.validation_tokens; all
-    /// tokens if --text is given]
+    /// tokens if --text or --data is given]
     #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub tokens: Option<usize>,
     /// Folder with a folder of images for each class, to measure on all of them [default: the
@@ -119,12 +123,19 @@ pub(crate) struct GenerateArguments {
     /// UTF-8 file with a text to continue on each line
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
+    /// Talk with the model: each line of standard input is a message, to which it answers. The
+    /// chat template of the model makes one text of the conversation
+    #[arg(long, conflicts_with_all = ["prompt", "prompt_file", "prompts", "json", "batch"])]
+    pub chat: bool,
+    /// What the model is told before the conversation
+    #[arg(long, value_name = "TEXT", requires = "chat")]
+    pub system: Option<String>,
     /// Maximum number of texts to continue at once
     #[arg(long, value_name = "N", default_value_t = 64)]
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub batch: usize,
     /// Stop after N tokens, or earlier at the end of a document [default: max_new_tokens of the
-    /// model's generation_config.json, or 128]
+    /// model's generation_config.json, or 128, or 512 for each answer of --chat]
     #[arg(long, value_name = "N")]
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub tokens: Option<usize>,

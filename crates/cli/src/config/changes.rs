@@ -83,10 +83,11 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             Effect::Evaluations
         }
         "data.validation_pairs" => Effect::Evaluations,
-        "data.length" | "data.temperature" => {
+        "data.length" | "data.temperature" | "data.packing" => {
             Effect::Refused("the place to resume in the data depends on it")
         }
         "data.batch_tokens" => Effect::FromHereOn,
+        "data.cache" => Effect::Nothing,
         "data.tokenizer" => {
             Effect::Refused("the model was trained with the checkpoint's tokenizer")
         }

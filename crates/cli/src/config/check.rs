@@ -1,7 +1,7 @@
 //! Checks that no other module makes when it receives its part of a configuration, or makes only
 //! after long work.
 
-use super::{Config, ConfigError, Data, Model};
+use super::{Config, ConfigError, Data, JsonlConfig, Model, PackingChoice, TextConfig};
 
 /// One year, the longest timeout.
 const DEADLINE_S_MAX: u64 = 366 * 24 * 3600;
@@ -34,10 +34,13 @@ impl Config {
         if train.mini_batch == 0 {
             return refuse("train.mini_batch", 0, "use at least 1");
         }
-        if let Data::Text(data) = &self.data
-            && data.sequence == 0
-        {
-            return refuse("data.sequence", 0, "use at least 1");
+        match &self.data {
+            Data::Text(TextConfig { sequence: 0, .. })
+            | Data::Jsonl(JsonlConfig { sequence: 0, .. }) => {
+                return refuse("data.sequence", 0, "use at least 1");
+            }
+            Data::Jsonl(data) => self.check_jsonl(data)?,
+            _ => {}
         }
         if !(0.0..1.0).contains(&train.label_smoothing) {
             let value = train.label_smoothing;
@@ -45,6 +48,31 @@ impl Config {
         }
         if !(1..=64).contains(&train.prefetch) {
             return refuse("train.prefetch", train.prefetch, "use 1 to 64");
+        }
+        Ok(())
+    }
+
+    fn check_jsonl(&self, data: &JsonlConfig) -> Result {
+        if data.files.is_empty() == data.sources.is_empty() {
+            let reason = "name the files to learn from with --data FILE, in data.files, or with \
+                their weights in [[data.sources]]; one of the three";
+            let found = data.files.iter().map(|path| path.display().to_string());
+            return refuse("data.files", found.collect::<Vec<_>>().join(", "), reason);
+        }
+        let share = data.validation_share;
+        if data.validation.is_empty() && !(share > 0.0 && share < 1.0) {
+            let reason = "use a number between 0 and 1, or name files in data.validation";
+            return refuse("data.validation_share", share, reason);
+        }
+        let names = &data.fields;
+        let names = [&names.text, &names.prompt, &names.completion, &names.messages];
+        let twice = (1..names.len()).find(|at| names[..*at].contains(&names[*at]));
+        if let Some(at) = twice.or_else(|| names.iter().position(|name| name.is_empty())) {
+            return refuse("data.fields", names[at], "give each field a name of its own");
+        }
+        if self.packing() == Some(PackingChoice::Separate) && !self.separates_documents() {
+            let reason = "only models like Llama keep samples of a row apart: use joined or none";
+            return refuse("data.packing", "separate", reason);
         }
         Ok(())
     }
@@ -90,25 +118,29 @@ impl Config {
     fn check_kinds(&self) -> Result {
         let fit = match self.model {
             Model::Transformer(_) | Model::Llama(_) | Model::HuggingFace(_) => {
-                matches!(self.data, Data::Text(_))
+                matches!(self.data, Data::Text(_) | Data::Jsonl(_))
             }
             Model::Translation(_) => matches!(self.data, Data::Parallel(_)),
-            _ => !matches!(self.data, Data::Text(_) | Data::Parallel(_)),
+            _ => !matches!(self.data, Data::Text(_) | Data::Jsonl(_) | Data::Parallel(_)),
         };
         if !fit {
             let (model, data) = (self.shown("model.kind")?, self.shown("data.kind")?);
             return Err(ConfigError::Kinds { model, data });
         }
-        if let (Model::HuggingFace(model), Data::Text(data)) = (&self.model, &self.data) {
+        if let (
+            Model::HuggingFace(model),
+            Data::Text(TextConfig { sequence, .. }) | Data::Jsonl(JsonlConfig { sequence, .. }),
+        ) = (&self.model, &self.data)
+        {
             if model.config.is_empty() {
                 let reason = "name a model's folder with --from FOLDER, whose config.json this is";
                 return refuse("model.config", "\"\"", reason);
             }
             let network = self.network()?;
             let most = network.positions();
-            if network.ends_with_positions() && data.sequence as i64 > most {
+            if network.ends_with_positions() && *sequence as i64 > most {
                 let reason = format!("the model has positions for {most} tokens: use at most that");
-                return refuse("data.sequence", data.sequence, &reason);
+                return refuse("data.sequence", sequence, &reason);
             }
         }
         if let Model::AmoebaNet(model) = &self.model

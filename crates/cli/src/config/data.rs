@@ -7,7 +7,8 @@ use serde::{Deserialize, Deserializer, Serialize, de::Error};
 
 use super::kind::{DATA, KINDS_ARE, with_kind};
 use crate::values::{
-    CropChoice, JsonChoice, MostBytes, OnUnreadableChoice, TokenizerChoice, as_text,
+    CacheChoice, CropChoice, JsonChoice, MostBytes, OnBadLineChoice, OnUnreadableChoice,
+    PackingChoice, TokenizerChoice, as_text,
 };
 
 /// The data to learn from. The other keys of the table depend on `kind`.
@@ -16,6 +17,8 @@ use crate::values::{
 pub(crate) enum Data {
     /// Plain text, for a transformer.
     Text(TextConfig),
+    /// Lines of JSON: texts, prompts with completions, or conversations.
+    Jsonl(JsonlConfig),
     /// Sentences with English translations, for a translation model.
     Parallel(ParallelConfig),
     /// A folder of images for each class.
@@ -57,6 +60,73 @@ pub(crate) struct TextConfig {
     /// Maximum amount of text taken from one crate, such as `1MiB`. `all` sets no limit.
     #[serde(with = "as_text")]
     pub crate_bytes: MostBytes,
+}
+
+/// Lines of JSON, each a sample: a text, a prompt with its completion, or the messages of a
+/// conversation.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct JsonlConfig {
+    /// Files with one JSON object per line, to learn from.
+    pub files: Vec<PathBuf>,
+    /// Files that are mixed by weight, in the place of `files`: `[[data.sources]]` with `path` and
+    /// `weight`.
+    pub sources: Vec<SourceConfig>,
+    /// Files to validate on. An empty list holds out `validation_share` of the samples.
+    pub validation: Vec<PathBuf>,
+    /// Fraction of the samples that is held out for validation when `validation` is empty.
+    pub validation_share: f64,
+    /// Names of the fields of a line: `data.fields.text`, `data.fields.prompt`,
+    /// `data.fields.completion` and `data.fields.messages`.
+    pub fields: FieldsConfig,
+    /// Path of a chat template, which makes one text of messages. Empty means the one beside the
+    /// tokenizer.
+    pub chat_template: PathBuf,
+    /// Where the tokenizer comes from. `auto` keeps that of the weights named by `--init`, and
+    /// without such weights trains a new one. `new` always trains a new one. Any other value is the
+    /// path of a `tokenizer.json`.
+    #[serde(with = "as_text")]
+    pub tokenizer: TokenizerChoice,
+    /// Length of a row, in tokens.
+    pub sequence: usize,
+    /// How samples are placed in rows. `separate` puts several in a row, which do not see each
+    /// other. `joined` does the same, but later ones see earlier ones. `none` gives each sample a
+    /// row. `auto` is `separate` for models that can, and otherwise `none`.
+    #[serde(with = "as_text")]
+    pub packing: PackingChoice,
+    /// What to do with a line that cannot be a sample. `stop` ends the command and names the line.
+    /// `skip` leaves such lines out and counts them.
+    #[serde(with = "as_text")]
+    pub on_bad_line: OnBadLineChoice,
+    /// Folder in which tokens are kept for later runs, found again by their content. `auto` is
+    /// `gpipe/tokens` in the user's folder for caches; `off` keeps none.
+    #[serde(with = "as_text")]
+    pub cache: CacheChoice,
+}
+
+/// A file of samples and its share.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct SourceConfig {
+    /// Path of the file.
+    pub path: PathBuf,
+    /// Its share of the samples of training is this number by the sum of all weights.
+    pub weight: f64,
+}
+
+/// Names of the fields of a line of JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct FieldsConfig {
+    /// Field of a text, all of which is learned.
+    pub text: String,
+    /// Field of a prompt, which is only read.
+    pub prompt: String,
+    /// Field of what is learned after the prompt.
+    pub completion: String,
+    /// Field of a conversation: a list of objects with `role` and `content`. What the assistant
+    /// says is learned.
+    pub messages: String,
 }
 
 /// Sentences and their English translations.
@@ -195,6 +265,7 @@ impl<'de> Deserialize<'de> for Data {
         let (kind, rest) = with_kind(deserializer, "text")?;
         match kind.as_str() {
             "text" => rest.try_into().map(Self::Text),
+            "jsonl" => rest.try_into().map(Self::Jsonl),
             "parallel" => rest.try_into().map(Self::Parallel),
             "image-folder" => rest.try_into().map(Self::ImageFolder),
             "cifar10" => rest.try_into().map(Self::Cifar10),
@@ -226,6 +297,32 @@ impl Default for TextConfig {
             validation_bytes: MostBytes::All,
             crate_bytes: MostBytes::All,
         }
+    }
+}
+
+impl Default for JsonlConfig {
+    fn default() -> Self {
+        Self {
+            files: Vec::new(),
+            sources: Vec::new(),
+            validation: Vec::new(),
+            validation_share: 0.05,
+            fields: FieldsConfig::default(),
+            chat_template: PathBuf::new(),
+            tokenizer: TokenizerChoice::Auto,
+            sequence: 512,
+            packing: PackingChoice::Auto,
+            on_bad_line: OnBadLineChoice::Stop,
+            cache: CacheChoice::Auto,
+        }
+    }
+}
+
+impl Default for FieldsConfig {
+    fn default() -> Self {
+        let [text, prompt, completion, messages] =
+            ["text", "prompt", "completion", "messages"].map(str::to_owned);
+        Self { text, prompt, completion, messages }
     }
 }
 

@@ -7,7 +7,8 @@ use serde::{Deserialize, Deserializer};
 pub(crate) const MODELS: [&str; 6] =
     ["transformer", "llama", "huggingface", "translation", "amoebanet", "resnet"];
 /// Kinds of `[data]`.
-pub(crate) const DATA: [&str; 5] = ["text", "parallel", "image-folder", "cifar10", "cifar100"];
+pub(crate) const DATA: [&str; 6] =
+    ["text", "jsonl", "parallel", "image-folder", "cifar10", "cifar100"];
 /// The part of an error message between an unknown kind and the list of kinds.
 pub(super) const KINDS_ARE: &str = "is no kind: use one of";
 

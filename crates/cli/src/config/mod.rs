@@ -17,11 +17,14 @@ mod unreadable;
 use std::path::{Path, PathBuf};
 
 pub(crate) use crate::values::{
-    CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice, OnNan,
-    OnUnreadableChoice, OptimizerName, TokenizerChoice, VariantName,
+    CacheChoice, CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice,
+    OnBadLineChoice, OnNan, OnUnreadableChoice, OptimizerName, PackingChoice, TokenizerChoice,
+    VariantName,
 };
 pub(crate) use changes::{Effect, changes};
-pub(crate) use data::{Data, ImageFolderConfig, ImagesConfig, ParallelConfig, TextConfig};
+pub(crate) use data::{
+    Data, ImageFolderConfig, ImagesConfig, JsonlConfig, ParallelConfig, TextConfig,
+};
 use gpipe::{Balance, Kernels, RematPolicies};
 use gpipe_files::ReadError;
 use gpipe_models::huggingface::Network;
@@ -71,7 +74,7 @@ pub(crate) enum ConfigError {
     Value { key: &'static str, value: String, reason: String },
     #[error(
         "model.kind = {model} does not fit data.kind = {data}: a transformer, a llama and a \
-        huggingface model learn from text, a \
+        huggingface model learn from text or jsonl, a \
         translation from parallel, an image network from image-folder, cifar10 or cifar100"
     )]
     Kinds { model: String, data: String },
@@ -79,6 +82,8 @@ pub(crate) enum ConfigError {
     From(String),
     #[error("--text {path}: {reason}")]
     Text { path: PathBuf, reason: &'static str },
+    #[error("--data {path}: {reason}")]
+    Data { path: PathBuf, reason: String },
 }
 
 impl Config {
@@ -113,10 +118,38 @@ impl Config {
         }
     }
 
+    /// How samples are placed in rows, with `auto` decided. `None` if the data are no samples.
+    pub(crate) fn packing(&self) -> Option<PackingChoice> {
+        let Data::Jsonl(data) = &self.data else { return None };
+        Some(match (data.packing, self.separates_documents()) {
+            (PackingChoice::Auto, true) => PackingChoice::Separate,
+            (PackingChoice::Auto, false) => PackingChoice::None,
+            (chosen, _) => chosen,
+        })
+    }
+
+    /// Gives each document a row of its own, for what is not trained on: such rows are of any
+    /// length.
+    pub(crate) fn one_document_per_row(&mut self) {
+        if let Data::Jsonl(data) = &mut self.data {
+            data.packing = PackingChoice::None;
+        }
+    }
+
+    /// Whether the model can keep documents of a row from seeing each other.
+    fn separates_documents(&self) -> bool {
+        match &self.model {
+            Model::Llama(_) => true,
+            Model::HuggingFace(_) => matches!(self.network(), Ok(Network::Llama(_))),
+            _ => false,
+        }
+    }
+
     /// The choice of tokenizer, for data that are text.
     pub(crate) fn tokenizer(&self) -> Option<&TokenizerChoice> {
         match &self.data {
             Data::Text(data) => Some(&data.tokenizer),
+            Data::Jsonl(data) => Some(&data.tokenizer),
             Data::Parallel(data) => Some(&data.tokenizer),
             _ => None,
         }
@@ -152,6 +185,7 @@ impl Config {
         if let Some(folder) = &arguments.from {
             take_folder(&mut table, folder, &file)?;
         }
+        take_data(&mut table, &arguments.data)?;
         let known = defaults(&table, &file)?;
         check_keys(&table, &known, &known, "", &file)?;
         // Kinds first, because other keys depend on them.
@@ -341,6 +375,39 @@ fn take_folder(table: &mut toml::Table, folder: &Path, origin: &str) -> Result<(
         data.entry("sequence").or_insert_with(|| sequence.into());
     }
     Ok(())
+}
+
+/// Takes files of lines of JSON into the configuration.
+fn take_data(table: &mut toml::Table, files: &[PathBuf]) -> Result<(), ConfigError> {
+    let Some(first) = files.first() else { return Ok(()) };
+    let refused =
+        |path: &PathBuf, reason: String| Err(ConfigError::Data { path: path.clone(), reason });
+    let mut names = Vec::new();
+    for path in files {
+        let Some(name) = path.to_str() else {
+            let reason = "its name is no UTF-8, which a configuration cannot hold: rename it";
+            return refused(path, reason.into());
+        };
+        names.push(toml::Value::from(name));
+    }
+    let data = table.entry("data").or_insert_with(|| toml::Table::new().into());
+    let toml::Value::Table(data) = data else { return Ok(()) };
+    match data.get("kind").map(|kind| kind.as_str().unwrap_or_default()) {
+        None if data.contains_key("text") => {
+            let reason = "the configuration learns from data.text: leave one of them out";
+            refused(first, reason.into())
+        }
+        Some(kind) if kind != "jsonl" => {
+            let reason = format!("the configuration learns from {kind}: leave --data out");
+            refused(first, reason)
+        }
+        _ => {
+            data.insert("kind".into(), "jsonl".into());
+            data.insert("files".into(), names.into());
+            data.remove("sources");
+            Ok(())
+        }
+    }
 }
 
 fn read(path: &Path) -> Result<String, ConfigError> {

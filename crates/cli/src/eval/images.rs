@@ -28,7 +28,7 @@ pub(super) fn run(
     run: &RunFolder,
     processes: &Processes,
 ) -> Result<(), CliError> {
-    if !arguments.text.is_empty() || arguments.tokens.is_some() {
+    if !arguments.text.is_empty() || !arguments.data.is_empty() || arguments.tokens.is_some() {
         return Err(CliError::Usage(
             "the model classifies images: leave --text and --tokens out; --images DIR names others"
                 .into(),

@@ -61,7 +61,7 @@ fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> 
     }
     match (&run.config.data, &run.vocabulary) {
         (Data::Parallel(data), _) => translation::run(arguments, &run, data, processes),
-        (_, Vocabulary::Tokens(_)) => text::run(arguments, &run, processes),
+        (_, Vocabulary::Tokens(_)) => text::run(arguments, &mut run, processes),
         (_, Vocabulary::Classes(_)) => images::run(arguments, &run, processes),
     }
 }

@@ -10,12 +10,12 @@ use crate::{
     output::say,
     processes::Processes,
     run_folder::RunFolder,
-    task::{Part, language},
+    task::{Part, jsonl, language},
 };
 
 pub(super) fn run(
     arguments: &EvalArguments,
-    run: &RunFolder,
+    run: &mut RunFolder,
     processes: &Processes,
 ) -> Result<(), CliError> {
     if arguments.images.is_some() || arguments.confusion.is_some() {
@@ -25,45 +25,87 @@ pub(super) fn run(
         ));
     }
     let configured = run.config.train.validation_tokens;
-    let all = if arguments.text.is_empty() { configured } else { usize::MAX };
-    let tokens_max = arguments.tokens.unwrap_or(all);
+    let is_own = arguments.text.is_empty() && arguments.data.is_empty();
+    let tokens_max = arguments.tokens.unwrap_or(if is_own { configured } else { usize::MAX });
     if tokens_max < 2 {
         return Err(CliError::Usage(format!(
             "--tokens {tokens_max}: a token is measured by the one before it, use at least 2"
         )));
     }
+    match run.config.data.clone() {
+        Data::Jsonl(data) if arguments.text.is_empty() => {
+            let samples =
+                jsonl::Measured::open(&run.config, &data, &run.vocabulary, &arguments.data)?;
+            let mut pipeline = run.pipeline(processes)?;
+            let parts = samples.parts(&run.config, tokens_max)?;
+            let Some(measured) = measure(&mut pipeline, parts, &|| Ok(false))? else {
+                return Ok(());
+            };
+            if !arguments.json {
+                say!("samples        {}", samples.what);
+            }
+            show(arguments, run, &measured, None)
+        }
+        _ if !arguments.data.is_empty() => Err(CliError::Usage(
+            "--data names lines of JSON, and the model is of plain text: use --text".into(),
+        )),
+        _ => on_texts(arguments, run, tokens_max, processes),
+    }
+}
+
+/// Measures on plain text.
+fn on_texts(
+    arguments: &EvalArguments,
+    run: &mut RunFolder,
+    tokens_max: usize,
+    processes: &Processes,
+) -> Result<(), CliError> {
+    run.config.one_document_per_row();
     let tokenizer = run.vocabulary.tokenizer()?;
     let mut pipeline = run.pipeline(processes)?;
     let (Texts { documents, report }, what) = texts(arguments, &run.config)?;
     let tokens = TokenSet::encode(tokenizer, &documents)?;
     let batches = language::batches(&tokens, &run.config, tokens_max)?;
-    let Some(Measured { loss, metrics, count, .. }) =
-        measure(&mut pipeline, Part::all(batches), &|| Ok(false))?
-    else {
+    let Some(measured) = measure(&mut pipeline, Part::all(batches), &|| Ok(false))? else {
         return Ok(());
     };
+    if !arguments.json {
+        say!("text           {what}: {} tokens", tokens.tokens.len());
+        say!("               {report}");
+        if tokens_max < tokens.tokens.len() {
+            say!("measured       the first {tokens_max} tokens; --tokens N measures more");
+        }
+    }
+    show(arguments, run, &measured, Some(tokens.bits_per_byte(measured.loss)))
+}
+
+/// Prints results. There are no bits per byte where only parts of texts are learned.
+fn show(
+    arguments: &EvalArguments,
+    run: &RunFolder,
+    Measured { loss, metrics, count, .. }: &Measured,
+    bits_per_byte: Option<f64>,
+) -> Result<(), CliError> {
     let accuracy = metrics.get("accuracy").copied().unwrap_or(f64::NAN);
-    let bits_per_byte = tokens.bits_per_byte(loss);
     if arguments.json {
-        let line = serde_json::json!({
+        let mut line = serde_json::json!({
             "loss": loss,
             "perplexity": loss.exp(),
-            "bits_per_byte": bits_per_byte,
             "accuracy": accuracy,
-            "tokens": count as u64,
+            "tokens": *count as u64,
         });
+        if let (Some(bits), Some(keys)) = (bits_per_byte, line.as_object_mut()) {
+            keys.insert("bits_per_byte".into(), bits.into());
+        }
         say!("{line}");
         return Ok(());
     }
-    say!("text           {what}: {} tokens", tokens.tokens.len());
-    say!("               {report}");
-    if tokens_max < tokens.tokens.len() {
-        say!("measured       the first {tokens_max} tokens; --tokens N measures more");
-    }
-    let uniform = (tokenizer.vocabulary() as f64).ln();
+    let uniform = (run.vocabulary.size() as f64).ln();
     say!("loss           {loss:.6} nats/token (a uniform guess: {uniform:.6})");
     say!("perplexity     {:.4}", loss.exp());
-    say!("bits per byte  {bits_per_byte:.6}");
+    if let Some(bits) = bits_per_byte {
+        say!("bits per byte  {bits:.6}");
+    }
     say!("accuracy       {:.2}% of {count} next tokens", 100.0 * accuracy);
     Ok(())
 }

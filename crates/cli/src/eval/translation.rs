@@ -55,7 +55,11 @@ pub(super) fn run(
     data: &ParallelConfig,
     processes: &Processes,
 ) -> Result<(), CliError> {
-    if arguments.images.is_some() || arguments.confusion.is_some() || !arguments.text.is_empty() {
+    if arguments.images.is_some()
+        || arguments.confusion.is_some()
+        || !arguments.text.is_empty()
+        || !arguments.data.is_empty()
+    {
         return Err(CliError::Usage(
             "the model translates: leave --text, --images and --confusion out; --set data.tsv=.. \
             names other pairs"

@@ -13,11 +13,13 @@
 //! The result does not depend on the number of stages. Texts of equal length share a step. Groups
 //! of texts flow through the stages like micro-batches.
 //!
+//! - [`chat`]: conversations
 //! - [`prompts`]: the texts to continue; [`settings`]: how; [`texts`]: texts while they grow
 //! - [`sampling`]: chooses the next token; [`stops`]: strings that end a text
 //! - [`writer`]: prints them
 //! - here: the model's part
 
+mod chat;
 mod prompts;
 pub(crate) mod sampling;
 mod settings;
@@ -79,8 +81,9 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
             "the model translates, and does not continue a text: use gpipe translate".into(),
         ));
     }
+    run.config.one_document_per_row();
     let tokenizer = run.vocabulary.tokenizer()?;
-    let settings = Settings::new(arguments, &run.config, &run.vocabulary)?;
+    let mut settings = Settings::new(arguments, &run.config, &run.vocabulary)?;
     if !settings.unused.is_empty() && processes.is_first() {
         complain!(
             "gpipe: warning: not used of generation_config.json: {}",
@@ -88,6 +91,12 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
         );
     }
     run.config.train.mini_batch = 1; // cuts by cost are for one sample
+    if arguments.chat {
+        let template = chat::template(&run.vocabulary, &mut settings, processes)?;
+        let positions = positions(&run.config)?;
+        let chat = chat::Chat { template, tokenizer, settings, seed: arguments.seed, positions };
+        return chat.hold(&mut run.pipeline(processes)?, arguments.system.as_deref());
+    }
     let mut pipeline = run.pipeline(processes)?;
     let all = processes.decided(|| prompts::read_all(arguments))?;
     let writer = match (arguments.json, all.len()) {

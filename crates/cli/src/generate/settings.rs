@@ -14,6 +14,8 @@ pub(super) const TOKENS_MAX: usize = 1 << 20;
 const TOP_K: usize = 50;
 /// The number of new tokens if nothing says it.
 const TOKENS: usize = 128;
+/// The same for an answer in a conversation.
+const ANSWER_TOKENS: usize = 512;
 /// Maximum number of strings that end a text.
 const STOPS_MAX: usize = 64;
 
@@ -119,7 +121,8 @@ impl Settings {
                 "{FILE}: max_new_tokens is not 1 to {TOKENS_MAX}: correct it, or give --tokens"
             )));
         }
-        let tokens = arguments.tokens.or(recommended).unwrap_or(TOKENS);
+        let usual = if arguments.chat { ANSWER_TOKENS } else { TOKENS };
+        let tokens = arguments.tokens.or(recommended).unwrap_or(usual);
         if !(1..=TOKENS_MAX).contains(&tokens) {
             return Err(CliError::Usage(format!("--tokens {tokens}: use 1 to {TOKENS_MAX}")));
         }

@@ -46,7 +46,29 @@ impl<'t> Text<'t> {
         if tokens.is_empty() {
             tokens.push(tokenizer.end_of_document()); // a document begins after the end of another
         }
-        Ok(Self {
+        Ok(Self::after(tokens, (number, prompt), tokenizer, settings))
+    }
+
+    /// The answer to a conversation, of which a chat template made one text. The tokenizer adds
+    /// nothing to it.
+    pub fn answer(
+        number: usize,
+        conversation: String,
+        tokenizer: &'t Tokenizer,
+        settings: &Settings,
+    ) -> Result<Self, CliError> {
+        let tokens = tokenizer.encode_with_offsets(&conversation, false)?;
+        let tokens = tokens.into_iter().map(|(token, _)| token).collect();
+        Ok(Self::after(tokens, (number, conversation), tokenizer, settings))
+    }
+
+    fn after(
+        tokens: Vec<u32>,
+        (number, prompt): (usize, String),
+        tokenizer: &'t Tokenizer,
+        settings: &Settings,
+    ) -> Self {
+        Self {
             number: number as u64,
             prompt_tokens: tokens.len(),
             stream: tokenizer.stream().after(&tokens),
@@ -55,7 +77,7 @@ impl<'t> Text<'t> {
             end: None,
             prompt,
             tokens,
-        })
+        }
     }
 
     /// The tokens that were added.

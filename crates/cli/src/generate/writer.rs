@@ -63,7 +63,8 @@ impl Writer {
     }
 }
 
-fn show(text: &str) -> Result<bool, CliError> {
+/// Prints text at once. Returns false if the reader is gone.
+pub(super) fn show(text: &str) -> Result<bool, CliError> {
     let mut stdout = std::io::stdout().lock();
     let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
     match written {

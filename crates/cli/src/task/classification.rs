@@ -2,7 +2,7 @@
 
 use std::{ops::Range, path::Path, sync::Arc, time::Duration};
 
-use gpipe::Pipeline;
+use gpipe::{IntoTensors, Pipeline, Tensors};
 use gpipe_data::{
     Error, Loader, LoaderSettings,
     images::{
@@ -192,14 +192,15 @@ pub(crate) fn tensors(batch: ImageBatch, kind: Kind) -> Result<Batch, tch::TchEr
     let (samples, size) = (batch.samples as i64, batch.size as i64);
     let inputs = Tensor::f_from_slice(&batch.pixels)?.f_reshape([samples, 3, size, size])?;
     let targets = Tensor::f_from_slice(&batch.classes)?;
-    Ok(Batch { inputs: vec![inputs.f_to_kind(kind)?], targets, samples: batch.samples as u64 })
+    let inputs = inputs.f_to_kind(kind)?.into_tensors();
+    Ok(Batch { inputs, targets, samples: batch.samples as u64 })
 }
 
 /// The network's outputs for images [samples, channels, height, width]: float64 [samples, classes].
 ///
 /// # Errors
 /// Fails if an output is not finite, because there is no most likely class then.
-pub(crate) fn logits(pipeline: &mut Pipeline, images: Vec<Tensor>) -> Result<Tensor, CliError> {
+pub(crate) fn logits(pipeline: &mut Pipeline, images: Tensors) -> Result<Tensor, CliError> {
     let logits = super::logits(pipeline, images)?.f_to_kind(Kind::Double)?;
     if logits.f_isfinite()?.f_all()?.f_int64_value(&[])? != 0 {
         return Ok(logits);
@@ -242,7 +243,9 @@ fn on_unreadable(images: &ImagesConfig) -> OnUnreadable {
 
 fn sides(config: &Config) -> Result<Sides, CliError> {
     match &config.data {
-        Data::Text(_) | Data::Parallel(_) => Err(CliError::Usage("the data are text".into())),
+        Data::Text(_) | Data::Jsonl(_) | Data::Parallel(_) => {
+            Err(CliError::Usage("the data are text".into()))
+        }
         Data::ImageFolder(data) => folder(data, config.seed),
         Data::Cifar10(data) => cifar(&data.folder, CifarKind::Cifar10),
         Data::Cifar100(data) => cifar(&data.folder, CifarKind::Cifar100),

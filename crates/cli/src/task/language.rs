@@ -3,6 +3,7 @@
 
 use std::{ops::Range, path::PathBuf, sync::Arc};
 
+use gpipe::IntoTensors;
 use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::{
     Corpus, Document, JsonFiles, Limits, Texts, TokenSet, Tokenizer, TrainBatches,
@@ -39,23 +40,13 @@ impl Language {
     ) -> Result<Self, CliError> {
         let (corpus, what) = corpus(data)?;
         let mut learned = String::new();
-        let vocabulary = match (given, &config.model) {
-            (Some(given), _) => given,
-            (None, Model::Transformer(TransformerConfig { vocabulary, .. }))
-            | (None, Model::Llama(LlamaConfig { vocabulary, .. })) => {
-                let tokenizer = Tokenizer::train(&corpus.train, *vocabulary)?;
-                learned = learned_from(&corpus.train, *vocabulary, &tokenizer);
+        let vocabulary = match given {
+            Some(given) => given,
+            None => {
+                let size = tokens_to_learn(config)?;
+                let tokenizer = Tokenizer::train(&corpus.train, size)?;
+                learned = learned_from(&corpus.train, size, &tokenizer);
                 tokenizer.into()
-            }
-            (None, Model::HuggingFace(_)) => {
-                return Err(CliError::Usage(
-                    "the model has tokens of its own: name its tokenizer with --set \
-                    data.tokenizer=PATH"
-                        .into(),
-                ));
-            }
-            (None, _) => {
-                return Err(CliError::Usage("text needs a transformer or a llama".into()));
             }
         };
         let tokenizer = vocabulary.tokenizer()?;
@@ -139,12 +130,25 @@ fn tensors(batch: &gpipe_data::Batch) -> Result<Batch, tch::TchError> {
     let shape = [batch.samples as i64, batch.sequence as i64];
     let tensor = |values: &[i64]| Tensor::f_from_slice(values)?.f_reshape(shape);
     let (inputs, targets) = (tensor(&batch.inputs)?, tensor(&batch.targets)?);
-    Ok(Batch { inputs: vec![inputs], targets, samples: batch.samples as u64 })
+    Ok(Batch { inputs: inputs.into_tensors(), targets, samples: batch.samples as u64 })
+}
+
+/// The number of tokens of a tokenizer that is learned from the data.
+pub(super) fn tokens_to_learn(config: &Config) -> Result<usize, CliError> {
+    match &config.model {
+        Model::Transformer(TransformerConfig { vocabulary, .. })
+        | Model::Llama(LlamaConfig { vocabulary, .. }) => Ok(*vocabulary),
+        Model::HuggingFace(_) => Err(CliError::Usage(
+            "the model has tokens of its own: name its tokenizer with --set data.tokenizer=PATH"
+                .into(),
+        )),
+        _ => Err(CliError::Usage("text needs a transformer or a llama".into())),
+    }
 }
 
 /// A note about a tokenizer trained on `documents`, if it has fewer tokens than were `asked` for or
 /// was trained on a sample.
-fn learned_from(documents: &[Document], asked: usize, tokenizer: &Tokenizer) -> String {
+pub(super) fn learned_from(documents: &[Document], asked: usize, tokenizer: &Tokenizer) -> String {
     let fewer = match tokenizer.vocabulary() < asked {
         true => format!(" (of {asked} that were asked for: the text repeats no more)"),
         false => String::new(),

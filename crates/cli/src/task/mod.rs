@@ -1,15 +1,19 @@
 //! What a model is trained for: the data, the meaning of tokens and classes, and the metrics.
 //!
 //! - [`language`]: predicting the next token of a text
+//! - [`jsonl`]: the same for samples of lines of JSON, such as conversations, which are packed in rows
 //! - [`translation`]: translating sentences in many languages into English
 //! - [`classification`]: classifying images
 //! - [`pinned`]: checks that the default text is the expected one
+//! - [`template`]: the chat template beside a tokenizer
 //! - [`vocabulary`]: a trained model's tokens or classes
 //! - here: what the tasks have in common, and the choice between them
 
 pub(crate) mod classification;
+pub(crate) mod jsonl;
 pub(crate) mod language;
 mod pinned;
+pub(crate) mod template;
 pub(crate) mod translation;
 mod vocabulary;
 
@@ -17,7 +21,7 @@ use std::ops::Range;
 
 use gpipe::{
     Accuracy, BalancedExperts, CrossEntropy, IntoTensors, LayerError, Loss, LossContext, Metric,
-    Padding, Pipeline, PipelineBuilder, Sequence, TensorSpec, TopK, WithAuxiliary,
+    Padding, Pipeline, PipelineBuilder, Sequence, TensorSpec, Tensors, TopK, WithAuxiliary,
     layers::{Gelu, Rotary, RotaryScaling},
 };
 use gpipe_models::{
@@ -28,18 +32,22 @@ use tch::{Kind, Tensor};
 pub(crate) use self::vocabulary::Vocabulary;
 use self::{
     classification::Classification,
+    jsonl::Jsonl,
     language::Language,
     translation::{PAD, Translation},
 };
 use crate::{
     CliError,
-    config::{Config, Data, Dtype, GeluChoice, LlamaConfig, Model, TransformerConfig, VariantName},
+    config::{
+        Config, Data, Dtype, GeluChoice, JsonlConfig, LlamaConfig, Model, TextConfig,
+        TransformerConfig, VariantName,
+    },
     model_folder::check_vocabulary,
 };
 
 /// A mini-batch.
 pub(crate) struct Batch {
-    pub inputs: Vec<Tensor>,
+    pub inputs: Tensors,
     pub targets: Tensor,
     pub samples: u64,
 }
@@ -117,6 +125,7 @@ pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn
     check_made(config)?;
     Ok(match &config.data {
         Data::Text(data) => Box::new(Language::open(config, data, given)?),
+        Data::Jsonl(data) => Box::new(Jsonl::open(config, data, given)?),
         Data::Parallel(data) => Box::new(Translation::open(config, data, given)?),
         _ => Box::new(Classification::open(config, given)?),
     })
@@ -153,7 +162,7 @@ pub(crate) fn made(make: &MakeBatch, number: u64) -> Result<Batch, CliError> {
 /// The unit in which targets are counted.
 pub(crate) fn unit(config: &Config) -> &'static str {
     match config.data {
-        Data::Text(_) | Data::Parallel(_) => "token",
+        Data::Text(_) | Data::Jsonl(_) | Data::Parallel(_) => "token",
         _ => "image",
     }
 }
@@ -294,10 +303,11 @@ pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     Err(CliError::Usage("model.classes is 0: say how many classes the network has".into()))
 }
 
-/// The number of tokens of a sample, or 0 if the data are not plain text.
+/// The number of tokens of a sample or row, or 0 if the data are no text to continue.
 pub(crate) fn sequence(config: &Config) -> usize {
     match &config.data {
         Data::Text(data) => data.sequence,
+        Data::Jsonl(data) => data.sequence,
         _ => 0,
     }
 }
@@ -308,7 +318,9 @@ pub(crate) fn inputs(config: &Config, samples: usize) -> Vec<TensorSpec> {
     let samples = samples as i64;
     let tokens = |length: usize| TensorSpec::new([samples, length as i64], Kind::Int64);
     match &config.data {
-        Data::Text(data) => vec![tokens(data.sequence)],
+        Data::Text(TextConfig { sequence, .. }) | Data::Jsonl(JsonlConfig { sequence, .. }) => {
+            vec![tokens(*sequence)]
+        }
         Data::Parallel(data) => vec![tokens(data.length); 2],
         _ => {
             let size = config.images.size as i64;
@@ -327,8 +339,13 @@ pub(crate) fn kind(config: &Config) -> Kind {
     }
 }
 
-/// Adds the loss and the metrics, including [`NATS`], to a pipeline.
-pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> PipelineBuilder {
+/// Adds the loss, the metrics, including [`NATS`], and the inputs by name to a pipeline, which is
+/// built for micro-batches of `samples`.
+pub(crate) fn with_measures(
+    builder: PipelineBuilder,
+    config: &Config,
+    samples: usize,
+) -> PipelineBuilder {
     let label_smoothing = config.train.label_smoothing;
     let loss = CrossEntropy { label_smoothing, ..CrossEntropy::default() };
     let builder = match &config.model {
@@ -347,6 +364,7 @@ pub(crate) fn with_measures(builder: PipelineBuilder, config: &Config) -> Pipeli
     let builder = builder.metric(Nats);
     match config.data {
         Data::Text(_) => builder.metric(Accuracy::default()),
+        Data::Jsonl(_) => jsonl::with_rows(builder, config, samples).metric(Accuracy::default()),
         Data::Parallel(_) => {
             let ignore = Some(CrossEntropy::default().ignore);
             let padding = Padding { inputs: vec![Some(PAD); 2], targets: vec![ignore] };

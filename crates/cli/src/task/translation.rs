@@ -3,6 +3,7 @@
 
 use std::{ops::Range, sync::Arc};
 
+use gpipe::IntoTensors;
 use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::parallel::{
     PairBatch, PairSet, ParallelCorpus, ParallelOptions, Report, Side, Source, TrainPairs,
@@ -172,7 +173,11 @@ fn tensors(batch: &PairBatch) -> Result<Batch, tch::TchError> {
     let sources = rows(&batch.sources, batch.source_length)?;
     let inputs = rows(&batch.inputs, batch.target_length)?;
     let targets = rows(&batch.targets, batch.target_length)?;
-    Ok(Batch { inputs: vec![sources, inputs], targets, samples: batch.samples as u64 })
+    Ok(Batch {
+        inputs: vec![sources, inputs].into_tensors(),
+        targets,
+        samples: batch.samples as u64,
+    })
 }
 
 /// Checks that the vocabulary's padding token is the one that the network masks.

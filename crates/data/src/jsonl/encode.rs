@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use super::{BadLine, ChatTemplate, Fields, Lines, Marked, OnBadLine, Record, Sample, Samples};
-use crate::{Error, Result, Tokenizer, bounds::SAMPLE_TOKENS_MAX};
+use crate::{Document, Error, Result, Tokenizer, bounds::SAMPLE_TOKENS_MAX};
 
 /// Lines between two reports of progress.
 const TELL_EVERY: u64 = 256;
@@ -11,8 +11,6 @@ const TELL_EVERY: u64 = 256;
 /// How lines become samples.
 #[derive(Debug)]
 pub struct Encoder<'a> {
-    /// Makes tokens.
-    pub tokenizer: &'a Tokenizer,
     /// Makes one text of messages.
     pub template: Option<&'a ChatTemplate>,
     /// Names of the fields.
@@ -33,16 +31,22 @@ pub struct Encoded {
 }
 
 impl Encoder<'_> {
-    /// Reads a file. `tell` is called now and then with the number of bytes read.
+    /// Reads a file as tokens. `tell` is called now and then with the number of bytes read.
     ///
     /// # Errors
     /// The file cannot be read; a line is bad, unless such lines are skipped; there are messages
     /// and no template; there are too many tokens.
-    pub fn encode(&self, path: &Path, mut tell: impl FnMut(u64)) -> Result<Encoded> {
+    pub fn encode(
+        &self,
+        path: &Path,
+        tokenizer: &Tokenizer,
+        mut tell: impl FnMut(u64),
+    ) -> Result<Encoded> {
         let mut lines = Lines::open(path, self.fields.clone(), self.on_bad_line)?;
         let mut samples = Samples::default();
         while let Some(record) = lines.next() {
-            match self.sample(&record?, path, lines.line())? {
+            let marked = self.marked(&record?, path, lines.line())?;
+            match marked.and_then(|(marked, is_chat)| sample(&marked, is_chat, tokenizer)) {
                 Ok(sample) if samples.push(&sample) => {}
                 Ok(_) => lines.refuse("nothing in it is learned: it is too short".into())?,
                 Err(reason) => lines.refuse(reason)?,
@@ -59,46 +63,74 @@ impl Encoder<'_> {
         Ok(Encoded { samples, left_out, bad: bad.to_vec() })
     }
 
-    /// The sample of a record, or what is wrong with it. A plain text and a completion get the
-    /// token that ends a document, which is learned.
-    fn sample(
+    /// Reads the texts of a file, to learn a tokenizer from, up to `bytes_max`. Returns whether
+    /// that was all.
+    ///
+    /// # Errors
+    /// As for [`Encoder::encode`].
+    pub fn texts(&self, path: &Path, bytes_max: u64) -> Result<(Vec<Document>, bool)> {
+        let mut lines = Lines::open(path, self.fields.clone(), self.on_bad_line)?;
+        let (mut documents, mut bytes) = (Vec::new(), 0);
+        while let Some(record) = lines.next() {
+            match self.marked(&record?, path, lines.line())? {
+                Ok((Marked { text, .. }, _)) => {
+                    bytes += text.len() as u64;
+                    if bytes > bytes_max {
+                        return Ok((documents, false));
+                    }
+                    let name = format!("{}:{}", path.display(), lines.line());
+                    documents.push(Document { name, text });
+                }
+                Err(reason) => lines.refuse(reason)?,
+            }
+        }
+        Ok((documents, true))
+    }
+
+    /// The text of a record and whether a template made it, or what is wrong with the record.
+    fn marked(
         &self,
         record: &Record,
         path: &Path,
         line: u64,
-    ) -> Result<std::result::Result<Sample, String>> {
-        let (marked, is_chat) = match record {
-            Record::Text(text) => (Marked::all(text.clone()), false),
+    ) -> Result<std::result::Result<(Marked, bool), String>> {
+        Ok(match record {
+            Record::Text(text) => Ok((Marked::all(text.clone()), false)),
             Record::Completion { prompt, completion } => {
-                (Marked::completion(prompt, completion), false)
+                Ok((Marked::completion(prompt, completion), false))
             }
             Record::Messages(messages) => {
                 let Some(template) = self.template else {
                     return Err(Error::NoTemplate { path: path.to_owned(), line });
                 };
-                match template.marked(messages) {
-                    Ok(marked) => (marked, true),
-                    Err(error) => return Ok(Err(error.to_string())),
-                }
+                let marked = template.marked(messages);
+                marked.map(|marked| (marked, true)).map_err(|error| error.to_string())
             }
-        };
-        let mut sample = match marked.tokens(self.tokenizer, !is_chat) {
-            Ok(sample) => sample,
-            Err(error) => return Ok(Err(error.to_string())),
-        };
-        let end = self.tokenizer.end_of_document();
-        if !is_chat {
-            // The post-processor of another program's tokenizer may have added it.
-            match (sample.tokens.last(), sample.learned.last_mut()) {
-                (Some(last), Some(learned)) if *last == end => *learned = true,
-                _ => {
-                    sample.tokens.push(end);
-                    sample.learned.push(true);
-                }
-            }
-        }
-        Ok(Ok(sample))
+        })
     }
+}
+
+/// The tokens of a text. Unless a chat template made it, it gets the token that ends a document,
+/// which is learned.
+fn sample(
+    marked: &Marked,
+    is_chat: bool,
+    tokenizer: &Tokenizer,
+) -> std::result::Result<Sample, String> {
+    let mut sample = marked.tokens(tokenizer, !is_chat).map_err(|error| error.to_string())?;
+    if is_chat {
+        return Ok(sample);
+    }
+    let end = tokenizer.end_of_document();
+    // The post-processor of another program's tokenizer may have added it.
+    match (sample.tokens.last(), sample.learned.last_mut()) {
+        (Some(last), Some(learned)) if *last == end => *learned = true,
+        _ => {
+            sample.tokens.push(end);
+            sample.learned.push(true);
+        }
+    }
+    Ok(sample)
 }
 
 #[cfg(test)]
@@ -119,10 +151,10 @@ mod tests {
             {% if add_generation_prompt %}<assistant>{% endif %}";
         let template = ChatTemplate::new(source, Default::default()).unwrap();
         let tokenizer = tokenizer();
-        let (tokenizer, template) = (&tokenizer, Some(&template));
-        let encoder = Encoder { tokenizer, template, fields: Fields::default(), on_bad_line };
+        let template = Some(&template);
+        let encoder = Encoder { template, fields: Fields::default(), on_bad_line };
         let mut told = 0;
-        let encoded = encoder.encode(file.path(), |bytes| told = bytes);
+        let encoded = encoder.encode(file.path(), &tokenizer, |bytes| told = bytes);
         if encoded.is_ok() {
             assert_eq!(told, text.len() as u64);
         }
@@ -166,14 +198,29 @@ mod tests {
     }
 
     #[test]
+    fn oracle_texts_are_those_of_the_lines() {
+        let text = "{\"text\": \"the cat\"}\n{\"prompt\": \"a\", \"completion\": \"b\"}\n";
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        let on_bad_line = OnBadLine::Stop;
+        let encoder = Encoder { template: None, fields: Fields::default(), on_bad_line };
+        let texts = |bytes_max| {
+            let (documents, is_all) = encoder.texts(file.path(), bytes_max).unwrap();
+            (documents.into_iter().map(|own| own.text).collect::<Vec<_>>(), is_all)
+        };
+        assert_eq!(texts(9), (vec!["the cat".to_owned(), "ab".into()], true));
+        assert_eq!(texts(8), (vec!["the cat".to_owned()], false));
+    }
+
+    #[test]
     fn fault_messages_without_a_template_end_the_reading_whatever_bad_lines_do() {
         let file = tempfile::NamedTempFile::new().unwrap();
         let line = "{\"messages\": [{\"role\": \"assistant\", \"content\": \"mat\"}]}\n";
         std::fs::write(file.path(), line).unwrap();
         let (tokenizer, fields) = (tokenizer(), Fields::default());
         let (template, on_bad_line) = (None, OnBadLine::Skip);
-        let encoder = Encoder { tokenizer: &tokenizer, template, fields, on_bad_line };
-        let error = encoder.encode(file.path(), |_| ()).unwrap_err().to_string();
+        let encoder = Encoder { template, fields, on_bad_line };
+        let error = encoder.encode(file.path(), &tokenizer, |_| ()).unwrap_err().to_string();
         assert!(error.contains("line 1") && error.contains("chat_template"), "{error}");
     }
 }

@@ -1,5 +1,7 @@
 //! Samples as tokens.
 
+use sha2::{Digest, Sha256};
+
 use super::marked::Sample;
 use crate::hash::StableHasher;
 
@@ -59,6 +61,16 @@ impl Samples {
         let before = self.tokens.len();
         self.tokens.extend(&other.tokens);
         self.ends.extend(other.ends.iter().map(|end| before + end));
+    }
+
+    /// A SHA-256 of the tokens, of what is learned, and of where samples end.
+    #[must_use]
+    pub fn fingerprint(&self) -> [u8; 32] {
+        let mut hash = Sha256::new();
+        hash.update((self.tokens.len() as u64).to_le_bytes());
+        self.tokens.iter().for_each(|token| hash.update(token.to_le_bytes()));
+        self.ends.iter().for_each(|end| hash.update((*end as u64).to_le_bytes()));
+        hash.finalize().into()
     }
 
     /// The number of samples.

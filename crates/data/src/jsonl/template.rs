@@ -11,7 +11,7 @@ use std::ops::Range;
 
 use minijinja::{Environment, Error, ErrorKind, Value as JinjaValue, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::{marked::Marked, records::is_assistants};
 
@@ -150,6 +150,18 @@ impl ChatTemplate {
         template.render(given).map_err(|error| refused(&error))
     }
 
+    /// What the template writes after what the assistant says, such as `<|im_end|>` and a line's
+    /// end: its turn ends there.
+    ///
+    /// # Errors
+    /// As for [`ChatTemplate::marked`].
+    pub fn turn_end(&self) -> Result<String, TemplateError> {
+        let turn = |role: &str, number| json!({"role": role, "content": mark_of(number)});
+        let text = self.render(&[turn("user", 0), turn("assistant", 1)], false)?;
+        let (_, end) = text.rsplit_once(mark_of(1).as_str()).ok_or_else(lost)?;
+        Ok(end.to_owned())
+    }
+
     /// The text of a conversation, with what the assistant says marked as learned: from where it
     /// begins to speak to the end of its turn.
     ///
@@ -253,8 +265,6 @@ fn common(a: &str, b: &str) -> usize {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// Written for these tests, in the style of ChatML: the last answer may have thoughts.
@@ -307,6 +317,7 @@ mod tests {
             <|begin|>assistant\n<think>\n\n</think>\nBye<|stop|>\n"
         );
         assert_eq!(parts, ["Hello, Hi<|stop|>\n", "<think>\n\n</think>\nBye<|stop|>\n"]);
+        assert_eq!(template(TURNS).turn_end().unwrap(), "<|stop|>\n");
     }
 
     #[test]

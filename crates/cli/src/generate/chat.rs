@@ -1,0 +1,152 @@
+//! A conversation in the terminal: each line is a message, to which the model answers.
+
+use std::io::{BufRead, IsTerminal, Read};
+
+use gpipe::Pipeline;
+use gpipe_data::{Tokenizer, jsonl::ChatTemplate};
+use serde_json::{Value, json};
+
+use super::{
+    Batch,
+    settings::Settings,
+    texts::{End, Text},
+    writer::show,
+};
+use crate::{
+    CliError,
+    files::io,
+    output::complain,
+    processes::Processes,
+    task::{Vocabulary, template::Template},
+};
+
+/// Maximum size of a message: 1 MiB.
+const MESSAGE_BYTES_MAX: u64 = 1 << 20;
+/// Forgets the conversation.
+const RESET: &str = "/reset";
+
+/// A conversation.
+pub(super) struct Chat<'t> {
+    pub template: ChatTemplate,
+    pub tokenizer: &'t Tokenizer,
+    pub settings: Settings,
+    pub seed: u64,
+    /// The number of positions that the model has at most.
+    pub positions: usize,
+}
+
+/// The chat template of a model. What ends the assistant's turn in it ends an answer.
+pub(super) fn template(
+    vocabulary: &Vocabulary,
+    settings: &mut Settings,
+    processes: &Processes,
+) -> Result<ChatTemplate, CliError> {
+    if processes.are_several() {
+        return Err(CliError::Usage(
+            "--chat: a conversation takes place in one process: leave launch out, and use --stages"
+                .into(),
+        ));
+    }
+    let Some(Template { compiled, .. }) = Template::of(vocabulary)? else {
+        return Err(CliError::Usage(
+            "--chat: the model has no chat template: train it on conversations, or put its \
+            chat_template.jinja beside its tokenizer.json; --prompt continues any text"
+                .into(),
+        ));
+    };
+    let end = compiled.turn_end().map_err(|error| CliError::Usage(error.to_string()))?;
+    let end = end.trim();
+    match vocabulary.tokenizer()?.special(end) {
+        Some(token) => settings.ends.push(token),
+        None if !end.is_empty() => settings.stops.push(end.to_owned()),
+        None => {}
+    }
+    Ok(compiled)
+}
+
+impl Chat<'_> {
+    /// Answers the messages of standard input, up to its end.
+    pub fn hold(self, pipeline: &mut Pipeline, system: Option<&str>) -> Result<(), CliError> {
+        let begin: Vec<Value> = system.map(|text| message("system", text)).into_iter().collect();
+        let mut messages = begin.clone();
+        let is_terminal = std::io::stdin().is_terminal();
+        if is_terminal {
+            complain!(
+                "gpipe: type a message, then Enter; {RESET} begins a new conversation, Ctrl-D ends"
+            );
+        }
+        for number in 0.. {
+            if is_terminal && !show("> ")? {
+                return Ok(());
+            }
+            let Some(line) = next_message()? else { break };
+            match line.trim() {
+                "" => continue,
+                RESET => {
+                    messages.clone_from(&begin);
+                    continue;
+                }
+                text => messages.push(message("user", text)),
+            }
+            let Some(answer) = self.answer(number, &messages, pipeline)? else { return Ok(()) };
+            messages.push(message("assistant", &answer));
+        }
+        if is_terminal {
+            show("\n")?;
+        }
+        Ok(())
+    }
+
+    /// Prints the answer to `messages` as it is made, and returns it. `None` if the reader is gone.
+    fn answer(
+        &self,
+        number: usize,
+        messages: &[Value],
+        pipeline: &mut Pipeline,
+    ) -> Result<Option<String>, CliError> {
+        let conversation = self.template.render(messages, true);
+        let conversation = conversation.map_err(|error| CliError::Usage(error.to_string()))?;
+        let text = Text::answer(number, conversation, self.tokenizer, &self.settings)?;
+        if text.tokens.len() > self.positions {
+            complain!(
+                "gpipe: the conversation has {} tokens, of which the model sees the last {}",
+                text.tokens.len(),
+                self.positions
+            );
+        }
+        let (settings, seed, positions) = (&self.settings, self.seed, self.positions);
+        let mut batch = Batch { texts: vec![text], settings, seed, positions };
+        if !batch.complete(pipeline, show)? {
+            return Ok(None);
+        }
+        let Some(text) = batch.texts.pop() else { return Ok(None) };
+        if !show("\n")? {
+            return Ok(None);
+        }
+        if text.end == Some(End::Length) {
+            complain!("gpipe: the answer was cut after {} tokens: see --tokens", settings.tokens);
+        }
+        Ok(Some(text.made))
+    }
+}
+
+fn message(role: &str, content: &str) -> Value {
+    json!({"role": role, "content": content})
+}
+
+/// The next line of standard input. `None` at its end.
+fn next_message() -> Result<Option<String>, CliError> {
+    let mut bytes = Vec::new();
+    let name = std::path::Path::new("the standard input");
+    let stdin = std::io::stdin().lock();
+    stdin.take(MESSAGE_BYTES_MAX + 1).read_until(b'\n', &mut bytes).map_err(io(name))?;
+    if bytes.is_empty() {
+        return Ok(None);
+    }
+    if bytes.len() as u64 > MESSAGE_BYTES_MAX {
+        let reason = format!("a message has at most {MESSAGE_BYTES_MAX} bytes: send it in parts");
+        return Err(CliError::Usage(reason));
+    }
+    let refused = |_| CliError::Usage("the message is not UTF-8: set the terminal to it".into());
+    String::from_utf8(bytes).map(Some).map_err(refused)
+}

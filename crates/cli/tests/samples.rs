@@ -1,0 +1,201 @@
+//! Fine-tuning on lines of JSON. `transparency_`: the same at every K, schedule and policy, after a
+//! resumption, and in a conversation; `oracle_`: packed samples are as samples in rows of their
+//! own; `fault_`: bad lines, and settings that do not fit.
+
+use std::{
+    fs,
+    io::Write,
+    process::{Output, Stdio},
+};
+
+use serde_json::{Value, json};
+
+use crate::common::Folder;
+
+const CONFIG: &str = r#"
+[model]
+kind = "llama"
+vocabulary = 400
+features = 16
+heads = 4
+groups = 2
+head_size = 6
+hidden = 24
+blocks = 3
+
+[data]
+kind = "jsonl"
+files = ["chats.jsonl"]
+chat_template = "chat.jinja"
+sequence = 64
+validation_share = 0.1
+cache = "kept"
+
+[pipeline]
+stages = 2
+micro_batches = 3
+
+[train]
+steps = 4
+mini_batch = 5
+"#;
+
+/// A role, what it says, and an end.
+const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}\
+    {% if add_generation_prompt %}<assistant>{% endif %}";
+
+/// Sixty samples of all kinds.
+fn lines() -> Vec<Value> {
+    let words = ["stage", "bubble", "micro", "batch", "layer"];
+    let said = |at: usize, count: usize| {
+        let own: Vec<&str> = (0..count).map(|word| words[(at * 7 + word * 3) % 5]).collect();
+        format!("{} {at}", own.join(" "))
+    };
+    let line = |at: usize| match at % 5 {
+        0 => json!({"text": said(at, 12)}),
+        1 => json!({"prompt": said(at, 4), "completion": said(at + 1, 3)}),
+        _ => json!({"messages": [
+            {"role": "user", "content": said(at, 2 + at % 4)},
+            {"role": "assistant", "content": said(at + 2, 3 + at % 3)},
+        ]}),
+    };
+    (0..60).map(line).collect()
+}
+
+fn written(lines: &[Value]) -> String {
+    lines.iter().map(|line| format!("{line}\n")).collect()
+}
+
+fn folder() -> Folder {
+    let folder = Folder::new();
+    fs::write(folder.path("tuned.toml"), CONFIG).unwrap();
+    fs::write(folder.path("chat.jinja"), TEMPLATE).unwrap();
+    fs::write(folder.path("chats.jsonl"), written(&lines())).unwrap();
+    folder
+}
+
+/// The measured loss of an evaluation.
+fn loss(folder: &Folder, more: &[&str]) -> f64 {
+    let printed = folder.succeeds(&[&["eval", "two", "--json"], more].concat());
+    serde_json::from_str::<Value>(&printed).unwrap()["loss"].as_f64().unwrap()
+}
+
+fn chat(folder: &Folder, said: &str, more: &[&str]) -> Output {
+    let mut command = folder.command(&[&["generate", "two", "--chat"], more].concat());
+    command.stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().unwrap();
+    let _ = child.stdin.take().unwrap().write_all(said.as_bytes());
+    child.wait_with_output().unwrap()
+}
+
+#[test]
+fn transparency_of_a_training_on_samples() {
+    let folder = folder();
+    let train = |more: &[&str]| folder.succeeds(&[&["train", "tuned.toml"], more].concat());
+    let printed = train(&["--out", "two"]);
+    assert!(printed.contains("chats.jsonl: 54 samples"), "{printed}");
+    assert!(printed.contains("held out: 6 samples"), "{printed}");
+    assert!(printed.contains("which do not see each other"), "{printed}");
+    train(&["--out", "three", "--stages", "3", "--schedule", "zb-h1", "--remat", "always"]);
+    assert!(folder.weights("two") == folder.weights("three"));
+    folder.succeeds(&["verify", "tuned.toml", "--steps", "2"]);
+    // As if it had not been interrupted.
+    train(&["--out", "six", "--steps", "6", "--checkpoint-every", "3"]);
+    let middle = "six/checkpoints/step-00000003";
+    train(&["--out", "resumed", "--steps", "6", "--resume", middle, "--stages", "1"]);
+    assert!(folder.weights("six") == folder.weights("resumed"));
+    // The second run found the tokens of the first.
+    assert_eq!(fs::read_dir(folder.path("kept")).unwrap().count(), 1);
+
+    let said = "stage bubble\n\n/reset\nmicro\n";
+    let greedy = ["--temperature", "0", "--tokens", "9", "--system", "layer"];
+    let talked = chat(&folder, said, &greedy);
+    assert!(talked.status.success(), "{}", String::from_utf8_lossy(&talked.stderr));
+    let text = String::from_utf8(talked.stdout.clone()).unwrap();
+    assert!(text.ends_with('\n') && !text.contains("</>"), "{text}");
+    let more = [&greedy[..], &["--stages", "3"]].concat();
+    assert_eq!(talked.stdout, chat(&folder, said, &more).stdout);
+    folder.succeeds(&["eval", "two", "--text", "text.txt", "--tokens", "50"]);
+    folder.succeeds(&["generate", "two", "--prompt", "stage", "--tokens", "3"]);
+}
+
+#[test]
+fn oracle_packed_samples_are_as_samples_in_rows_of_their_own() {
+    let folder = folder();
+    folder.succeeds(&["train", "tuned.toml", "--out", "two"]);
+    let own = ["--data", "chats.jsonl"];
+    let with = |packing: &'static str| loss(&folder, &[&own[..], &["--set", packing]].concat());
+    let (packed, alone) = (with("data.packing=separate"), with("data.packing=none"));
+    // The order of summation differs.
+    assert!((packed - alone).abs() < 1e-6 * alone, "{packed} {alone}");
+    assert!((with("data.packing=joined") - alone).abs() > 1e-4 * alone, "they see each other");
+}
+
+#[test]
+fn oracle_sources_have_their_weights() {
+    let folder = folder();
+    let (first, second) = (lines()[..30].to_vec(), lines()[30..].to_vec());
+    fs::write(folder.path("a.jsonl"), written(&first)).unwrap();
+    fs::write(folder.path("b.jsonl"), written(&second)).unwrap();
+    let weighted = CONFIG.replace("files = [\"chats.jsonl\"]", "")
+        + "\
+        [[data.sources]]\npath = \"a.jsonl\"\nweight = 3\n\
+        [[data.sources]]\npath = \"b.jsonl\"\nweight = 1\n";
+    fs::write(folder.path("weighted.toml"), weighted).unwrap();
+    let printed = folder.succeeds(&["train", "weighted.toml", "--out", "mixed"]);
+    assert!(printed.contains("a.jsonl: 27 samples"), "{printed}");
+    assert!(printed.contains("weight 3") && printed.contains("weight 1"), "{printed}");
+    folder.refuses(
+        &["train", "weighted.toml", "--resume", "mixed", "--set", "data.sources=[]"],
+        &["data.files"],
+    );
+}
+
+#[test]
+fn fault_bad_lines_are_named_or_counted() {
+    let folder = folder();
+    let mut all = lines();
+    all[6] = json!({"txt": "no such field"});
+    all[8] = json!({"messages": [{"role": "user", "content": 5}]});
+    fs::write(folder.path("chats.jsonl"), written(&all)).unwrap();
+    folder.refuses(&["train", "tuned.toml"], &["chats.jsonl", "line 7", "data.on_bad_line"]);
+    let skip = ["train", "tuned.toml", "--set", "data.on_bad_line=skip", "--out", "two"];
+    let printed = folder.succeeds(&skip);
+    assert!(printed.contains("left out 2 bad lines"), "{printed}");
+    assert!(printed.contains("chats.jsonl, line 9: "), "{printed}");
+    // The same lines are named again, although tokens are kept.
+    assert!(folder.succeeds(&["eval", "two"]).contains("left out 2 bad lines"));
+}
+
+#[test]
+fn fault_settings_that_do_not_fit_are_refused() {
+    let folder = folder();
+    let refused = |set: &str, parts: &[&str]| {
+        folder.refuses(&["train", "tuned.toml", "--set", set], parts);
+    };
+    refused("data.chat_template=", &["chats.jsonl", "line 3", "chat_template"]);
+    refused("data.chat_template=none.jinja", &["none.jinja"]);
+    refused("data.files=[]", &["--data FILE"]);
+    refused("data.files=[\"none.jsonl\"]", &["none.jsonl"]);
+    refused("data.validation_share=1.5", &["data.validation_share", "between 0 and 1"]);
+    refused("data.fields.prompt=text", &["data.fields", "a name of its own"]);
+    refused("data.packing=packed", &["data.packing", "separate"]);
+    refused("data.on_bad_line=warn", &["data.on_bad_line", "skip"]);
+    refused("data.sequence=0", &["data.sequence"]);
+    folder.refuses(
+        &["train", "tuned.toml", "--text", "text.txt"],
+        &["--text text.txt", "plain text"],
+    );
+    folder.refuses(
+        &["train", "tiny.toml", "--data", "chats.jsonl", "--set", "data.packing=separate"],
+        &["data.packing", "joined or none"],
+    );
+    folder.succeeds(&["train", "tuned.toml", "--out", "two"]);
+    let said = String::from_utf8(chat(&folder, "a\n", &["--prompt", "b"]).stderr);
+    assert!(said.unwrap().contains("--prompt"));
+    fs::write(folder.path("one.jsonl"), "{\"text\": \"stage\"}\n").unwrap();
+    folder.refuses(
+        &["train", "tuned.toml", "--data", "one.jsonl"],
+        &["no sample is left to validate on", "data.validation"],
+    );
+}
