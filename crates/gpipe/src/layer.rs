@@ -30,6 +30,8 @@
 //! }
 //! ```
 
+use std::sync::Arc;
+
 use gpipe_bridge::{
     convolution::{Geometry, convolution},
     linear::{Kernels, linear},
@@ -38,6 +40,7 @@ use tch::{Kind, Tensor};
 
 pub use crate::parameter::{Init, ParameterSpec};
 use crate::{
+    adapter::Adapter,
     batch_norm::{BatchNorm, BatchStatistics, batch_norm},
     cache::Cache,
     error::LayerError,
@@ -92,6 +95,14 @@ pub trait Layer: Send + Sync + 'static {
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
         let _ = inputs;
         None
+    }
+
+    /// The numbers of the weights to which low-rank adapters can be added
+    /// ([`Sequence::with_lora`](crate::Sequence::with_lora)): the forward passes each of them to
+    /// [`Forward::linear`] as [`Forward::parameter`] returns it, and [`Layer::record`] to
+    /// [`Tape::linear`]. Their names end with `weight`.
+    fn adaptable(&self) -> Vec<usize> {
+        Vec::new()
     }
 
     /// Records the forward from shapes alone and returns its outputs, so that
@@ -193,6 +204,8 @@ pub struct Forward<'a> {
     /// The layer's cache, while decoding.
     pub(crate) cache: Option<Cache>,
     pub(crate) inspections: Inspections,
+    /// Adapters of the layer's weights.
+    pub(crate) adapters: Arc<[Adapter]>,
 }
 
 impl Forward<'_> {
@@ -224,7 +237,13 @@ impl Forward<'_> {
         weight: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<Tensor, LayerError> {
-        Ok(linear(x, weight, bias, self.kernels)?)
+        let y = linear(x, weight, bias, self.kernels)?;
+        let is_own = |own: &&Adapter| {
+            self.parameters.get(own.weight).is_some_and(|own| std::ptr::eq(own, weight))
+        };
+        let Some(adapter) = self.adapters.iter().find(is_own) else { return Ok(y) };
+        let added = adapter.apply(x, self.parameters, &self.random, self.training, self.kernels)?;
+        Ok(y.f_add(&added)?)
     }
 
     /// Convolves `x` `[samples, inputs, height, width]` with `weight` `[outputs, inputs / groups,

@@ -47,6 +47,7 @@
 #[doc = include_str!("../../../README.md")]
 struct Readme;
 
+mod adapter;
 mod arguments;
 mod batch_norm;
 mod cache;
@@ -63,6 +64,7 @@ mod inspect;
 mod interrupt;
 pub mod layer;
 pub mod layers;
+mod lora;
 mod loss;
 mod metric;
 mod observer;
@@ -97,6 +99,7 @@ pub use gpipe_core::{
 };
 pub use interrupt::Interrupt;
 pub use layer::{Forward, Infer, Layer};
+pub use lora::{LORA_A, LORA_B, Lora};
 pub use loss::{
     BalancedExperts, CrossEntropy, Loss, LossContext, LossOf, LossTerm, MeanSquaredError,
     WithAuxiliary,
@@ -107,7 +110,7 @@ pub use optim::{
     Adafactor, Adam, Decay, Group, LearningRate, Muon, Optimizer, ParameterInfo, RmsForm, RmsProp,
     Sgd, StateSpec, Update, name_matches,
 };
-pub use parameter::{Init, ParameterSpec};
+pub use parameter::{Init, LoraRole, ParameterSpec};
 pub use pipeline::{
     Balance, Count, DeviceReport, Difference, Evaluation, Outputs, Padding, Pipeline,
     PipelineBuilder, RunSettings, StepReport, UpdateReport,

@@ -1,5 +1,9 @@
 //! Parameters that a layer declares: name, shape, initial value, and ties to other parameters.
 
+use tch::Kind;
+
+use crate::precision::Precision;
+
 /// How a parameter is initialised. The values depend only on (seed, layer, parameter), so they are
 /// the same for every K.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -20,6 +24,20 @@ pub enum Init {
     },
 }
 
+/// What a parameter is to low-rank adapters ([`Sequence::with_lora`](crate::Sequence::with_lora)).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum LoraRole {
+    /// The model has no adapters.
+    #[default]
+    None,
+    /// A parameter of the model that is adapted. It is frozen, and kept only in the dtype of
+    /// computation.
+    Base,
+    /// A matrix of an adapter. It is trained, and starts from its initial value even where the
+    /// caller gives the parameters of the model.
+    Adapter,
+}
+
 /// Declares one parameter of a layer.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParameterSpec {
@@ -38,13 +56,16 @@ pub struct ParameterSpec {
     /// the first layer's initial value applies, gradients are summed in layer order, and the norm
     /// counts it once.
     pub tie: Option<String>,
+    /// What it is to low-rank adapters.
+    pub lora: LoraRole,
 }
 
 impl ParameterSpec {
     /// A trainable parameter that is not tied.
     pub fn new(name: &str, shape: impl Into<Vec<i64>>, init: Init) -> Self {
         let (name, shape) = (name.into(), shape.into());
-        Self { name, shape, init, trainable: true, buffer: false, tie: None }
+        let lora = LoraRole::None;
+        Self { name, shape, init, trainable: true, buffer: false, tie: None, lora }
     }
 
     /// A buffer, such as a running statistic: not trained, but part of the pipeline's parameters
@@ -57,6 +78,14 @@ impl ParameterSpec {
     pub fn tied(mut self, tie: Option<&str>) -> Self {
         self.tie = tie.map(Into::into);
         self
+    }
+
+    /// The dtype in which its value is kept: `master`, or `compute` for what is frozen for good.
+    pub(crate) fn stored(&self, precision: Precision) -> Kind {
+        match self.lora == LoraRole::Base && !self.buffer {
+            true => precision.compute,
+            false => precision.master,
+        }
     }
 
     /// Number of elements.

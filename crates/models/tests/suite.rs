@@ -11,6 +11,7 @@ mod documents;
 mod estimates;
 mod images;
 mod llama;
+mod lora;
 mod padding;
 mod translate;
 mod translation;

@@ -1,7 +1,7 @@
 //! What a model is trained for: the data, the meaning of tokens and classes, and the metrics.
 //!
 //! - [`language`]: predicting the next token of a text
-//! - [`jsonl`]: the same for samples of lines of JSON, such as conversations, which are packed in rows
+//! - [`jsonl`]: the same for samples of lines of JSON, such as conversations, packed in rows
 //! - [`translation`]: translating sentences in many languages into English
 //! - [`classification`]: classifying images
 //! - [`pinned`]: checks that the default text is the expected one

@@ -192,11 +192,17 @@ pub enum Error {
     },
 
     /// A line of a file of JSON is not as it should be.
-    #[error("{}: line {}: {}; correct it, or leave such lines out with data.on_bad_line = \"skip\"",
-        bad.path.display(), bad.line, bad.reason)]
+    #[error(
+        "{path}: line {line}: {reason}; correct it, or leave such lines out with data.on_bad_line \
+        = \"skip\""
+    )]
     BadLine {
-        /// The line.
-        bad: crate::jsonl::BadLine,
+        /// The file.
+        path: PathBuf,
+        /// The line's number, from 1.
+        line: u64,
+        /// What is wrong.
+        reason: String,
     },
 
     /// There are messages, and nothing makes one text of them.

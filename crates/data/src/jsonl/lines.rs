@@ -93,11 +93,12 @@ impl Lines {
     /// # Errors
     /// [`Error::BadLine`] unless bad lines are skipped.
     pub fn refuse(&mut self, reason: String) -> Result<()> {
-        let bad = BadLine { path: self.path.clone(), line: self.line, reason };
+        let (path, line) = (self.path.clone(), self.line);
         if self.on_bad_line == OnBadLine::Stop {
             self.ended = true;
-            return Err(Error::BadLine { bad });
+            return Err(Error::BadLine { path, line, reason });
         }
+        let bad = BadLine { path, line, reason };
         self.left_out += 1;
         if self.remembered.len() < REMEMBERED_MAX {
             self.remembered.push(bad);

@@ -350,9 +350,11 @@ impl Model<'_> {
 
     /// Bytes of the parameter and its copy in the compute dtype.
     fn parameter(&self, spec: &ParameterSpec) -> f64 {
-        let copied = self.precision.is_reduced() && !spec.buffer;
+        let stored = spec.stored(self.precision);
+        let copied = stored != self.precision.compute && !spec.buffer;
         let copy = TensorSpec::new(spec.shape.clone(), self.precision.compute);
-        self.master(&spec.shape) + if copied { bytes(&copy) } else { 0.0 }
+        let own = TensorSpec::new(spec.shape.clone(), stored);
+        bytes(&own) + if copied { bytes(&copy) } else { 0.0 }
     }
 
     /// Bytes of the optimizer's state for the parameter, and of its average.

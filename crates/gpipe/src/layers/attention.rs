@@ -190,6 +190,10 @@ impl Layer for Attention {
         self.operations(inputs)
     }
 
+    fn adaptable(&self) -> Vec<usize> {
+        super::matrices(&self.parameters()).collect()
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (x, rest) = inputs.split_first()?;
         Some(passing_on(self.record_from(tape, 0, *x, rest)?, rest, |var| *var))

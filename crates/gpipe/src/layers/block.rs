@@ -49,6 +49,10 @@ impl Layer for Block {
         Some(self.attention.operations(inputs)? + self.mlp.operations(inputs)?)
     }
 
+    fn adaptable(&self) -> Vec<usize> {
+        super::matrices(&self.parameters()).collect()
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (x, rest) = inputs.split_first()?;
         let middle = self.attention.record_from(tape, 0, *x, rest)?;

@@ -58,6 +58,10 @@ impl Layer for DecoderBlock {
         Some(attention + self.cross_attention.operations(inputs)? + self.mlp.operations(inputs)?)
     }
 
+    fn adaptable(&self) -> Vec<usize> {
+        super::matrices(&self.parameters()).collect()
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (x, rest) = inputs.split_first()?;
         let x = self.self_attention.record_from(tape, 0, *x, rest)?;

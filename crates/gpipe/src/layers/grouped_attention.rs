@@ -222,8 +222,11 @@ impl GroupedAttention {
         };
         let attended = tape.attention_of(q, k, v, self.heads, masks, self.dropout);
         [q, k, v].into_iter().for_each(|var| tape.release(var));
-        let output = projections.record(tape, first, OUTPUT, attended);
+        // Turned queries are contiguous, and so are the heads that attend: joining them copies.
+        let joined = tape.copied(attended);
         tape.release(attended);
+        let output = projections.record(tape, first, OUTPUT, joined);
+        tape.release(joined);
         Some(output)
     }
 

@@ -184,6 +184,7 @@ mod tests {
             statistics: Vec::new(),
             cache: None,
             inspections: Default::default(),
+            adapters: Default::default(),
         }
     }
 

@@ -54,6 +54,10 @@ impl Layer for Linear {
         Some(2.0 * inputs.first()?.elements() * self.outputs as f64)
     }
 
+    fn adaptable(&self) -> Vec<usize> {
+        vec![0]
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         Some(vec![tape.linear(*inputs.first()?, 0, self.bias.then_some(1))])
     }

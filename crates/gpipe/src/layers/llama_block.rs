@@ -136,6 +136,15 @@ impl Layer for LlamaBlock {
         Some(self.attention.operations(x)? + mlp)
     }
 
+    /// All linear maps but those of experts.
+    fn adaptable(&self) -> Vec<usize> {
+        let (attention, second, mlp) = self.places();
+        let is_dense = matches!(self.mlp, FeedForward::Dense(_));
+        let fits =
+            |number: &usize| (attention..second).contains(number) || is_dense && *number >= mlp;
+        super::matrices(&self.parameters()).filter(fits).collect()
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (&x, rest) = inputs.split_first()?;
         let (attention, second, mlp) = self.places();

@@ -52,9 +52,15 @@ pub use vocabulary::{TokenLogits, TokenTable};
 
 use crate::{
     error::LayerError,
-    layer::{Infer, only},
+    layer::{Infer, ParameterSpec, only},
     spec::{TensorSpec, dtype},
 };
+
+/// The numbers of parameters with two axes.
+fn matrices(parameters: &[ParameterSpec]) -> impl Iterator<Item = usize> + '_ {
+    let all = parameters.iter().enumerate();
+    all.filter(|(_, own)| own.shape.len() == 2).map(|(number, _)| number)
+}
 
 /// Checks that the only input is [samples, ..., features] in the parameters' dtype.
 fn features<'a>(

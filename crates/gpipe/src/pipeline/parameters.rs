@@ -287,12 +287,12 @@ impl Pipeline {
 
     /// Checks that values fit the parameters with these names.
     fn check_values(&self, values: &[(String, Tensor)]) -> Result<()> {
-        let kind = self.model.precision.master;
         for (name, value) in values {
             let Some(own) = self.model.parameters.iter().find(|own| own.name == *name) else {
                 return Err(Error::Setting(format!("the model has no parameter '{name}'")));
             };
-            let shape = &self.model.sequence.layers[own.layer].parameters[own.slot].shape;
+            let spec = &self.model.sequence.layers[own.layer].parameters[own.slot];
+            let (shape, kind) = (&spec.shape, spec.stored(self.model.precision));
             if *shape != value.size() {
                 return Err(Error::Setting(format!(
                     "parameter '{name}' is {shape:?}, the value for it {:?}",

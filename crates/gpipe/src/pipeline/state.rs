@@ -175,7 +175,7 @@ impl Pipeline {
             let parameter = |owned: &OwnedParameter| {
                 let spec = &layer.parameters[owned.slot];
                 let optimizer = self.training.optimizer.as_ref().filter(|_| spec.trainable);
-                let kind = self.model.precision.master;
+                let kind = spec.stored(self.model.precision);
                 let info = ParameterInfo { name: &owned.name, shape: &spec.shape, kind };
                 let tensors = optimizer.map(|optimizer| optimizer.state(&info));
                 let tensors = tensors.unwrap_or_default().into_iter();

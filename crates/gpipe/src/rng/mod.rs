@@ -18,6 +18,7 @@ const INIT: u64 = 1;
 const DROPOUT: u64 = 2;
 const OPERATORS: u64 = 3;
 const FORK: u64 = 4;
+const ADAPTER: u64 = 5;
 
 /// What the random numbers of one run of a layer depend on: seed, layer, step, and the samples of
 /// its micro-batch.
@@ -69,6 +70,12 @@ impl Random {
         self.mask.site += 1;
         let MaskKey { seed, site, .. } = self.mask;
         Self { mask: MaskKey { seed: key(&[FORK, seed, site]), site: 0, ..self.mask }, ..*self }
+    }
+
+    /// A key for the dropout of an adapter, whatever else the layer draws.
+    pub(crate) fn of_adapter(&self, number: u64) -> Self {
+        let seed = key(&[ADAPTER, self.mask.seed]);
+        Self { mask: MaskKey { seed, site: number, ..self.mask }, ..*self }
     }
 
     /// Number of samples of the micro-batch.

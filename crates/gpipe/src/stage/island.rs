@@ -184,6 +184,7 @@ impl LayerRun<'_> {
             statistics: Vec::new(),
             cache,
             inspections: Inspections::default(),
+            adapters: Default::default(),
         }
     }
 

@@ -6,6 +6,7 @@ use tch::Tensor;
 use super::{config::StageConfig, device::StageDevice, recorder::LayerBytes, update::Updater};
 use crate::{
     error::{LayerError, StageError},
+    parameter::LoraRole,
     rng,
     sequence::TieGroup,
     value::tensor_bytes,
@@ -279,12 +280,15 @@ fn initial(
         None => (id, spec.init, spec.name.as_str()),
     };
     let key = (config.seed, u64::from(first.0), name);
-    let master = match config.given_parameters {
-        true => placeholder(&spec.shape, config.precision.master)?,
-        false => rng::initial(init, &spec.shape, config.precision.master, key)?,
+    let stored = spec.stored(config.precision);
+    let master = match config.given_parameters && spec.lora != LoraRole::Adapter {
+        true => placeholder(&spec.shape, stored)?,
+        false => {
+            rng::initial(init, &spec.shape, config.precision.master, key)?.f_to_kind(stored)?
+        }
     };
     let master = master.f_to(config.device.tch())?;
-    if reduced && !spec.buffer {
+    if reduced && !spec.buffer && stored == config.precision.master {
         let seen = leaf(master.f_to_kind(config.precision.compute)?)?;
         return Ok((master, seen));
     }

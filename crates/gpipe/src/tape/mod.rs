@@ -10,7 +10,10 @@
 mod node;
 mod operations;
 
-use std::collections::{HashMap, HashSet};
+use std::{
+    collections::{HashMap, HashSet},
+    sync::Arc,
+};
 
 use gpipe_bridge::linear::Kernels;
 use tch::Kind;
@@ -20,7 +23,7 @@ pub use self::{
     node::{Node, Var},
     operations::Strides,
 };
-use crate::{parameter::ParameterSpec, precision::Precision, spec::TensorSpec};
+use crate::{adapter::Adapter, parameter::ParameterSpec, precision::Precision, spec::TensorSpec};
 
 #[derive(Debug, Clone)]
 struct Value {
@@ -93,6 +96,8 @@ pub struct Tape {
     precision: Precision,
     kernels: Kernels,
     parameters: Vec<ParameterSpec>,
+    /// Adapters of the layer's weights.
+    adapters: Arc<[Adapter]>,
     values: Vec<Value>,
     nodes: Vec<Ran>,
     memory: Memory,
@@ -148,6 +153,7 @@ impl Tape {
             precision,
             kernels,
             parameters,
+            adapters: Arc::default(),
             values: Vec::new(),
             nodes: Vec::new(),
             memory: Memory::default(),
@@ -160,6 +166,15 @@ impl Tape {
             traffic: 0.0,
             products: Products::default(),
         }
+    }
+
+    /// Adds adapters to the layer's linear maps.
+    pub(crate) fn adapt(&mut self, adapters: Arc<[Adapter]>) {
+        self.adapters = adapters;
+    }
+
+    fn adapter_of(&self, weight: usize) -> Option<Adapter> {
+        self.adapters.iter().find(|own| own.weight == weight).copied()
     }
 
     /// Adds an input of the layer.

@@ -29,12 +29,34 @@ pub struct Strides {
 impl Tape {
     /// [`crate::Forward::linear`] with the parameters of these numbers.
     pub fn linear(&mut self, x: Var, weight: usize, bias: Option<usize>) -> Var {
+        let Some(adapter) = self.adapter_of(weight) else {
+            return self.linear_alone(x, weight, bias);
+        };
+        let y = self.linear_alone(x, weight, bias);
+        let dropped = match adapter.dropout > 0.0 {
+            true => self.dropout(x, adapter.dropout),
+            false => x,
+        };
+        let low = self.linear_alone(dropped, adapter.first, None);
+        let scaled = self.push(Node::new(&[low], self.spec(low).clone()));
+        let added = self.linear_alone(scaled, adapter.first + 1, None);
+        let sum = self.add(y, added);
+        let dropped = (dropped != x).then_some(dropped);
+        for var in [y, low, scaled, added].into_iter().chain(dropped) {
+            self.release(var);
+        }
+        sum
+    }
+
+    fn linear_alone(&mut self, x: Var, weight: usize, bias: Option<usize>) -> Var {
         let outputs = self.shape(weight).first().copied().unwrap_or(0);
         let output = self.spec(x).with_last(outputs);
         let onednn = self.takes_onednn(x, outputs);
         let flops = 2.0 * self.spec(x).elements() * outputs as f64;
         let transposed = if onednn { bytes(&output) } else { 0.0 };
-        let node = Node::new(&[x], output).saving(&[x]).backward_bytes(transposed);
+        let node = Node::new(&[x], output).backward_bytes(transposed);
+        // With a frozen weight the input is not saved.
+        let node = if self.is_trained(weight) { node.saving(&[x]) } else { node };
         let node = match onednn {
             true => node.parameter(weight),
             false => node.parameter_transposed(weight),
@@ -71,11 +93,13 @@ impl Tape {
         let wide = if reduced { FLOAT * spec.elements() } else { own };
         let one = wide / spec.elements().max(1.0);
         // The root is saved, and what it was multiplied with: the input in float32. So is the
-        // result, for the gradient of the weight.
+        // result, for the gradient of the weight, unless that one is frozen.
         let copied = if reduced { wide } else { 0.0 };
-        let node = Node::new(&[x], spec).saving_bytes(own + copied + 2.0 * one * rows);
+        let (result, backward) =
+            if self.is_trained(weight) { (own, 2.0 * wide) } else { (0.0, wide) };
+        let node = Node::new(&[x], spec).saving_bytes(result + copied + 2.0 * one * rows);
         let node = if reduced { node } else { node.saving(&[x]) };
-        self.push(node.forward_bytes(wide).backward_bytes(2.0 * wide).parameter(weight))
+        self.push(node.forward_bytes(wide).backward_bytes(backward).parameter(weight))
     }
 
     /// The product of two tensors of one shape, which both need gradients.
@@ -96,6 +120,11 @@ impl Tape {
         let spec = self.spec(x).clone();
         let own = bytes(&spec);
         self.push(Node::new(&[x], spec).forward_bytes(own).backward_bytes(own))
+    }
+
+    /// A copy in another layout.
+    pub fn copied(&mut self, x: Var) -> Var {
+        self.push(Node::new(&[x], self.spec(x).clone()))
     }
 
     /// Each head of keys or values, `times` times.

@@ -1,4 +1,8 @@
 //! Values that configurations and flags write as text, with their parsers and printers.
+//!
+//! - [`choices`]: those that are one of several names
+
+mod choices;
 
 use std::{
     fmt::{self, Display},
@@ -8,6 +12,10 @@ use std::{
     time::Duration,
 };
 
+pub(crate) use choices::{
+    Decays, Dtype, GeluChoice, JsonChoice, KernelChoice, OnBadLineChoice, OnNan,
+    OnUnreadableChoice, OptimizerName, PackingChoice, VariantName,
+};
 use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule, processes::Links};
 use gpipe_core::schedule::{CustomSchedule, UnknownSchedule, custom::BYTES_MAX};
 use serde::{Deserialize, Deserializer, Serializer};
@@ -263,88 +271,6 @@ impl FromStr for Every {
     }
 }
 
-/// Defines an enum whose variants are written as the given names.
-macro_rules! choice {
-    (
-        $(#[$doc:meta])* $name:ident, { $($variant:ident = $text:literal),* $(,)? }
-    ) => {
-        $(#[$doc])*
-        #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-        pub(crate) enum $name { $($variant),* }
-
-        impl Display for $name {
-            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                f.write_str(match self { $(Self::$variant => $text),* })
-            }
-        }
-
-        impl FromStr for $name {
-            type Err = String;
-
-            fn from_str(text: &str) -> Result<Self, Self::Err> {
-                match text {
-                    $($text => Ok(Self::$variant),)*
-                    _ => Err(format!("'{text}' is not one of {}", [$($text),*].join(", "))),
-                }
-            }
-        }
-    };
-}
-
-choice!(
-    /// The dtype of the arithmetic.
-    Dtype,
-    { Float32 = "float32", Float64 = "float64", BFloat16 = "bfloat16", Float16 = "float16" }
-);
-choice!(
-    /// Which kernels compute matrix products in float32 on CPUs.
-    KernelChoice,
-    {
-        Fastest = "fastest", Aten = "aten", ChannelsLast = "channels-last", OneDnn = "onednn"
-    }
-);
-choice!(
-    /// How the learning rate decays.
-    Decays,
-    {
-        Constant = "constant", Cosine = "cosine", InverseSqrt = "inverse-sqrt",
-        Exponential = "exponential"
-    }
-);
-choice!(
-    /// An update rule.
-    OptimizerName,
-    { Adam = "adam", AdamW = "adamw", Sgd = "sgd", RmsProp = "rmsprop", Adafactor = "adafactor" }
-);
-
-choice!(
-    /// What to do when a loss or gradient is not finite.
-    OnNan, { Stop = "stop", Skip = "skip" }
-);
-
-choice!(
-    /// Which AmoebaNet to build.
-    VariantName, { B = "B", D = "D" }
-);
-choice!(
-    /// Which form of GELU to compute.
-    GeluChoice, { Exact = "exact", Tanh = "tanh" }
-);
-choice!(
-    /// How to treat JSON files among text.
-    JsonChoice, { Refuse = "refuse", Text = "text", Skip = "skip" }
-);
-choice!(
-    /// How samples are placed in rows.
-    PackingChoice, {
-        Auto = "auto", Separate = "separate", Joined = "joined", None = "none"
-    }
-);
-choice!(
-    /// What to do with a line that cannot be a sample.
-    OnBadLineChoice, { Stop = "stop", Skip = "skip" }
-);
-
 /// Where tokens of samples are kept.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum CacheChoice {
@@ -379,11 +305,6 @@ impl FromStr for CacheChoice {
         }
     }
 }
-
-choice!(
-    /// What to do with an image that cannot be read.
-    OnUnreadableChoice, { Stop = "stop", Skip = "skip" }
-);
 
 /// What training crops from an image.
 #[derive(Debug, Clone, Copy, PartialEq)]
