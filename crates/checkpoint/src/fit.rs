@@ -223,10 +223,10 @@ impl Fit {
         self.copies.iter().try_for_each(|copy| copy.check(file))
     }
 
-    /// Reads the tensors that fit from `file`, one at a time, and converts them to `kind`, which
-    /// must be floating-point. Only those of `wanted` parameters are read. Values beyond the range
-    /// of a narrower dtype become infinite. Copies are compared with their originals before
-    /// anything is read. `file` must be the file that this `Fit` was made from.
+    /// Reads the tensors that fit from `file`, one at a time, and converts each to the `kind` of
+    /// its parameter, which must be floating-point. Only those of `wanted` parameters are read.
+    /// Values beyond the range of a narrower dtype become infinite. Copies are compared with their
+    /// originals before anything is read. `file` must be the file that this `Fit` was made from.
     ///
     /// # Errors
     /// [`FileError`] if a tensor that the map calls a copy differs from its original. Each item of
@@ -234,14 +234,14 @@ impl Fit {
     pub fn read<'a>(
         &'a self,
         file: &'a mut TensorSet,
-        kind: Kind,
+        kind: impl Fn(&str) -> Kind + 'a,
         wanted: impl Fn(&str) -> bool + 'a,
     ) -> Result<impl Iterator<Item = Result<(String, Tensor), FileError>> + 'a, FileError> {
         self.check_copies(file)?;
         let own = self.loaded.iter().filter(move |pair| wanted(&pair.parameter));
         Ok(own.map(move |pair| {
             let tensor = file.read(&pair.from)?;
-            pair.adapt(&tensor, kind)
+            pair.adapt(&tensor, kind(&pair.parameter))
                 .map(|tensor| (pair.parameter.clone(), tensor))
                 .map_err(|error| FileError::format(file.path(), error.to_string()))
         }))

@@ -47,7 +47,7 @@ fn rules(text: &str) -> NameMap {
 }
 
 fn read(fit: &Fit, file: &mut TensorSet, kind: Kind) -> Result<Named, FileError> {
-    fit.read(file, kind, |_| true)?.collect()
+    fit.read(file, |_| kind, |_| true)?.collect()
 }
 
 const GPT2: &str = r#"
@@ -398,9 +398,9 @@ fn oracle_only_wanted_tensors_are_read() {
     let mut file = saved.open();
     let fit = Fit::new(&model(&[("a", &[4]), ("b", &[4])]), &file, &NameMap::identity()).unwrap();
     let own: Result<Named, FileError> =
-        fit.read(&mut file, Kind::Float, |name| name == "a").unwrap().collect();
+        fit.read(&mut file, |_| Kind::Float, |name| name == "a").unwrap().collect();
     assert_eq!(own.unwrap()[0].0, "a");
     let all: Result<Named, FileError> =
-        fit.read(&mut file, Kind::Float, |_| true).unwrap().collect();
+        fit.read(&mut file, |_| Kind::Float, |_| true).unwrap().collect();
     assert!(all.unwrap_err().to_string().contains('b'));
 }

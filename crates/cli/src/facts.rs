@@ -24,6 +24,8 @@ const SOURCE: &str = "config.json";
 const EPSILON: f64 = 1e-5;
 /// Prefix of a fact's key, which is a configuration key.
 const PREFIX: &str = "model.";
+/// The same for facts about adapters.
+const ADAPTERS: &str = "lora.";
 /// Names of the exact GELU, and of approximations that differ from it by up to 5e-4.
 const EXACT: [&str; 1] = ["gelu"];
 const APPROXIMATE: [&str; 4] = ["gelu_new", "gelu_fast", "gelu_pytorch_tanh", "gelu_approx"];
@@ -46,7 +48,12 @@ pub(crate) fn of(config: &Config) -> Facts {
         // The whole description goes with its weights.
         Model::HuggingFace(_) | Model::AmoebaNet(_) | Model::ResNet(_) => Vec::new(),
     };
-    all.into_iter().map(|(key, value)| (format!("{PREFIX}{key}"), value)).collect()
+    let mut all: Facts =
+        all.into_iter().map(|(key, value)| (format!("{PREFIX}{key}"), value)).collect();
+    if let Some(lora) = config.lora.adapters() {
+        all.insert(format!("{ADAPTERS}alpha"), lora.alpha.to_string());
+    }
+    all
 }
 
 /// The facts of a checkpoint's run. Empty if the checkpoint has no valid configuration.
@@ -59,7 +66,8 @@ pub(crate) fn of_checkpoint(checkpoint: &Checkpoint) -> Facts {
 
 /// The facts in a file's metadata.
 pub(crate) fn in_metadata(metadata: &Facts) -> Facts {
-    let own = metadata.iter().filter(|(key, _)| key.starts_with(PREFIX));
+    let is_fact = |key: &str| key.starts_with(PREFIX) || key.starts_with(ADAPTERS);
+    let own = metadata.iter().filter(|(key, _)| is_fact(key));
     own.map(|(key, value)| (key.clone(), value.clone())).collect()
 }
 

@@ -113,7 +113,7 @@ fn write(
     (fit, kind): (&Fit, Kind),
     file: &mut TensorSet,
 ) -> Result<(), CliError> {
-    let mut tensors = fit.read(file, kind, |_| true)?.collect::<Result<Vec<_>, _>>()?;
+    let mut tensors = fit.read(file, |_| kind, |_| true)?.collect::<Result<Vec<_>, _>>()?;
     if !fit.reinit.is_empty() {
         // Initial values complete the weights.
         let mut pipeline = setup::pipeline(config, model)?.build()?;

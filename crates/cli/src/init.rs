@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpipe::Pipeline;
+use gpipe::{LORA_A, Pipeline};
 use gpipe_checkpoint::{
     TensorSet, fit::Fit, names::NameMap, tensor_file::TensorFile, weights::Facts,
 };
@@ -20,6 +20,8 @@ use crate::{
     task::Vocabulary,
 };
 
+/// The names of the parameters of adapters.
+const ADAPTERS: [&str; 2] = ["*.lora_A.weight", "*.lora_B.weight"];
 /// Maximum size of a file of names.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
 
@@ -54,7 +56,11 @@ pub(crate) fn load(
     }
     check_facts(file.path(), &said, config)?;
     let named = arguments.reinit.iter().map(String::as_str);
-    let reinit: Vec<&str> = named.chain(reinit.iter().copied()).collect();
+    // Weights of a network without adapters. Those of a run with them are loaded.
+    let has_adapters = file.entries().any(|entry| entry.name.ends_with(LORA_A));
+    let adapters = (config.lora.rank != 0 && !has_adapters).then_some(ADAPTERS);
+    let reinit: Vec<&str> =
+        named.chain(reinit.iter().copied()).chain(adapters.into_iter().flatten()).collect();
     let fit =
         fit(&parameters(pipeline), &file, arguments.names.as_deref(), arguments.partial, &reinit)?;
     let unused = arguments

@@ -1,10 +1,10 @@
 //! Builds a pipeline from a configuration, and reads weights into it.
 
-use std::time::Duration;
+use std::{collections::HashMap, time::Duration};
 
 use gpipe::{
     Adafactor, Adam, Decay, Group, Kernels, LearningRate, Pipeline, PipelineBuilder, RmsForm,
-    RmsProp, Sequence, Sgd,
+    RmsProp, Sequence, Sgd, state::ParameterOutline,
 };
 
 use gpipe_checkpoint::{TensorSet, fit::Fit};
@@ -108,11 +108,15 @@ pub(crate) fn read_weights(
     fit: &Fit,
     file: &mut TensorSet,
 ) -> Result<(), CliError> {
-    let outline = pipeline.outline();
-    let kind = outline.iter().flat_map(|layer| &layer.parameters).next().map(|own| own.kind);
+    let mut kinds = HashMap::new();
+    for layer in pipeline.outline() {
+        let of = |own: ParameterOutline| (format!("{}.{}", layer.layer, own.name), own.kind);
+        kinds.extend(layer.parameters.into_iter().map(of));
+    }
+    let kind = |name: &str| kinds.get(name).copied().unwrap_or(tch::Kind::Float);
     let here = pipeline.parameters_here();
     let is_here = |name: &str| here.contains(name);
-    for loaded in fit.read(file, kind.unwrap_or(tch::Kind::Float), is_here)? {
+    for loaded in fit.read(file, kind, is_here)? {
         pipeline.set_parameters(&[loaded?])?;
     }
     Ok(())

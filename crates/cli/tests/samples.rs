@@ -66,7 +66,7 @@ fn written(lines: &[Value]) -> String {
     lines.iter().map(|line| format!("{line}\n")).collect()
 }
 
-fn folder() -> Folder {
+pub fn folder() -> Folder {
     let folder = Folder::new();
     fs::write(folder.path("tuned.toml"), CONFIG).unwrap();
     fs::write(folder.path("chat.jinja"), TEMPLATE).unwrap();
@@ -75,7 +75,7 @@ fn folder() -> Folder {
 }
 
 /// The measured loss of an evaluation.
-fn loss(folder: &Folder, more: &[&str]) -> f64 {
+pub fn loss(folder: &Folder, more: &[&str]) -> f64 {
     let printed = folder.succeeds(&[&["eval", "two", "--json"], more].concat());
     serde_json::from_str::<Value>(&printed).unwrap()["loss"].as_f64().unwrap()
 }

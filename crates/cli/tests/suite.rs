@@ -5,6 +5,7 @@
 // helpers of tests may panic
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::print_stdout)]
 
+mod adapters;
 mod cli;
 mod common;
 mod environments;

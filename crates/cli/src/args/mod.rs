@@ -366,6 +366,9 @@ pub(crate) struct ConfigArguments {
     /// a conversation per line (data.kind = "jsonl", data.files)
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "text")]
     pub data: Vec<PathBuf>,
+    /// Train low-rank adapters of rank R beside the network, which is frozen (lora.rank)
+    #[arg(long, value_name = "R", value_parser = whole::<u32>, allow_negative_numbers = true)]
+    pub lora: Option<u32>,
 }
 
 impl ConfigArguments {

@@ -45,8 +45,8 @@ pub(crate) struct EvalArguments {
     /// out]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
-    /// Models of lines of JSON: files of such lines to measure on, all of them [default: the
-    /// samples that the run held out]
+    /// Files of lines of JSON to measure on, all of them [default: the samples that a run on such
+    /// lines held out]
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "text")]
     pub data: Vec<PathBuf>,
     /// Measure at most the first N tokens [default: train.validation_tokens; all

@@ -149,7 +149,8 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
         }
         // `on_nan` only says whether a run goes on after a NaN: no finite step depends on it.
         "train.validate_every" | "train.prefetch" | "train.on_nan" => Effect::Nothing,
-        _ if key.starts_with("model.") => {
+        "lora.dropout" => Effect::FromHereOn,
+        _ if key.starts_with("model.") || key.starts_with("lora.") => {
             Effect::Refused("the saved parameters are of another model")
         }
         _ if key.starts_with("pipeline.") || key.starts_with("checkpoint.") => Effect::Nothing,

@@ -54,6 +54,9 @@ const FROM: &str = include_str!("from.toml");
 /// positions.
 const FROM_SEQUENCE: i64 = 512;
 
+/// The learning rate of adapters if nothing says it.
+const ADAPTERS_LR: f64 = 2e-4;
+
 /// Maximum size of a configuration file.
 const FILE_BYTES_MAX: u64 = 4 << 20;
 
@@ -186,6 +189,9 @@ impl Config {
             take_folder(&mut table, folder, &file)?;
         }
         take_data(&mut table, &arguments.data)?;
+        if arguments.lora.is_some() && arguments.config.is_none() {
+            take_adapters(&mut table);
+        }
         let known = defaults(&table, &file)?;
         check_keys(&table, &known, &known, "", &file)?;
         // Kinds first, because other keys depend on them.
@@ -229,6 +235,9 @@ impl Config {
         }
         if let Some(steps) = arguments.steps {
             self.train.steps = steps;
+        }
+        if let Some(rank) = arguments.lora {
+            self.lora.rank = rank.into();
         }
         if let Some(seed) = arguments.seed {
             self.seed = seed;
@@ -375,6 +384,20 @@ fn take_folder(table: &mut toml::Table, folder: &Path, origin: &str) -> Result<(
         data.entry("sequence").or_insert_with(|| sequence.into());
     }
     Ok(())
+}
+
+/// Changes the configuration of `--from FOLDER` to one for adapters. They need larger steps than a
+/// whole network, and a frozen network needs no float32.
+fn take_adapters(table: &mut toml::Table) {
+    for (name, key, value) in [
+        ("optimizer", "lr", toml::Value::from(ADAPTERS_LR)),
+        ("pipeline", "dtype", toml::Value::from("bfloat16")),
+    ] {
+        let own = table.entry(name).or_insert_with(|| toml::Table::new().into());
+        if let toml::Value::Table(own) = own {
+            own.insert(key.into(), value);
+        }
+    }
 }
 
 /// Takes files of lines of JSON into the configuration.

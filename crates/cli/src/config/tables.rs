@@ -1,6 +1,6 @@
 //! The configuration's tables and their defaults. Each field is a key.
 
-use gpipe::{Adafactor, Balance, Device, RematPolicies, RmsProp, Schedule, processes::Links};
+use gpipe::{Adafactor, Balance, Device, Lora, RematPolicies, RmsProp, Schedule, processes::Links};
 use serde::{Deserialize, Serialize};
 
 use crate::values::ScheduleChoice;
@@ -21,6 +21,8 @@ pub(crate) struct Config {
     pub seed: u64,
     /// The network.
     pub model: Model,
+    /// Low-rank adapters, which are trained in the place of the network.
+    pub lora: LoraConfig,
     /// The data to learn from.
     pub data: Data,
     /// How images are read, augmented and presented to the network.
@@ -33,6 +35,23 @@ pub(crate) struct Config {
     pub train: Train,
     /// When checkpoints are saved, and which are kept.
     pub checkpoint: CheckpointConfig,
+}
+
+/// Low-rank adapters (Hu et al. 2021). With them the network is frozen, and kept in the dtype of
+/// the arithmetic alone.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct LoraConfig {
+    /// Rank of the adapters. 0 trains the network itself.
+    pub rank: i64,
+    /// The adapters' product is scaled by `alpha / rank`. 0 stands for twice the rank.
+    pub alpha: f64,
+    /// Dropout of the adapters' inputs.
+    pub dropout: f64,
+    /// Which linear maps get an adapter: patterns of whole names, such as
+    /// `model.layers.0.self_attn.q_proj`, or of their last part, such as `q_proj`. `*` stands for
+    /// any text. Embeddings, the output layer and experts get none.
+    pub targets: Vec<String>,
 }
 
 /// How the network is split and run.
@@ -249,6 +268,21 @@ pub(crate) struct CheckpointConfig {
     pub keep_best: bool,
     /// Maximum time, in seconds, to wait for a checkpoint that is still being written.
     pub timeout_s: u64,
+}
+
+impl LoraConfig {
+    /// The adapters; `None` if the network itself is trained.
+    pub(crate) fn adapters(&self) -> Option<Lora> {
+        let Self { rank, alpha, dropout, ref targets } = *self;
+        let alpha = if alpha == 0.0 { 2.0 * rank as f64 } else { alpha };
+        (rank != 0).then(|| Lora { rank, alpha, dropout, targets: targets.clone() })
+    }
+}
+
+impl Default for LoraConfig {
+    fn default() -> Self {
+        Self { rank: 0, alpha: 0.0, dropout: 0.0, targets: vec!["*".into()] }
+    }
 }
 
 impl Default for PipelineConfig {

@@ -6,7 +6,7 @@ use super::{Measured, measure};
 use crate::{
     CliError,
     args::EvalArguments,
-    config::{Config, Data},
+    config::{Config, Data, JsonlConfig},
     output::say,
     processes::Processes,
     run_folder::RunFolder,
@@ -32,6 +32,11 @@ pub(super) fn run(
             "--tokens {tokens_max}: a token is measured by the one before it, use at least 2"
         )));
     }
+    if let (Data::Text(text), false) = (&run.config.data, arguments.data.is_empty()) {
+        let (files, sequence) = (arguments.data.clone(), text.sequence);
+        run.config.data = Data::Jsonl(JsonlConfig { files, sequence, ..JsonlConfig::default() });
+        run.config.check()?;
+    }
     match run.config.data.clone() {
         Data::Jsonl(data) if arguments.text.is_empty() => {
             let samples =
@@ -46,9 +51,6 @@ pub(super) fn run(
             }
             show(arguments, run, &measured, None)
         }
-        _ if !arguments.data.is_empty() => Err(CliError::Usage(
-            "--data names lines of JSON, and the model is of plain text: use --text".into(),
-        )),
         _ => on_texts(arguments, run, tokens_max, processes),
     }
 }

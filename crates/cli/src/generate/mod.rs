@@ -13,7 +13,7 @@
 //! The result does not depend on the number of stages. Texts of equal length share a step. Groups
 //! of texts flow through the stages like micro-batches.
 //!
-//! - [`chat`]: conversations
+//! - [`chat`]: talks with the user
 //! - [`prompts`]: the texts to continue; [`settings`]: how; [`texts`]: texts while they grow
 //! - [`sampling`]: chooses the next token; [`stops`]: strings that end a text
 //! - [`writer`]: prints them

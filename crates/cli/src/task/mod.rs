@@ -167,8 +167,17 @@ pub(crate) fn unit(config: &Config) -> &'static str {
     }
 }
 
-/// The network, for `size` tokens or classes.
+/// The network, for `size` tokens or classes, with its adapters if it has some.
 pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> {
+    let network = network(config, size)?;
+    Ok(match config.lora.adapters() {
+        Some(lora) => network.with_lora(&lora)?,
+        None => network,
+    })
+}
+
+/// The network without adapters.
+fn network(config: &Config, size: usize) -> Result<Sequence, CliError> {
     const COLOURS: i64 = 3;
     Ok(match &config.model {
         Model::Transformer(model) => transformer(config, model, size).build()?,

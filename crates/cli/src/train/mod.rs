@@ -142,6 +142,13 @@ fn open_data(
             let vocabulary = Vocabulary::of_weights(&start.config, &init.from, beside)?;
             (Some(init), vocabulary)
         }
+        (None, None) if start.config.lora.rank != 0 => {
+            return Err(CliError::Usage(
+                "lora.rank: adapters change a network that was trained: name its folder with \
+                --from FOLDER, or its weights with --init FILE"
+                    .into(),
+            ));
+        }
         (None, None) => (None, None),
     };
     // A text model keeps its tokenizer. An image model takes its classes from the data, whatever it

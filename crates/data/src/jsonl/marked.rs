@@ -26,7 +26,7 @@ impl Marked {
     /// A text, all of which is learned.
     #[must_use]
     pub fn all(text: String) -> Self {
-        let learned = vec![0..text.len()];
+        let learned = std::iter::once(0..text.len()).collect();
         Self { text, learned }
     }
 
@@ -34,7 +34,7 @@ impl Marked {
     #[must_use]
     pub fn completion(prompt: &str, completion: &str) -> Self {
         let text = prompt.to_owned() + completion;
-        let learned = vec![prompt.len()..text.len()];
+        let learned = std::iter::once(prompt.len()..text.len()).collect();
         Self { text, learned }
     }
 

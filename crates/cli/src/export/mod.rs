@@ -1,17 +1,21 @@
 //! `gpipe export`: a model's parameters as one safetensors file, or as a folder that Hugging Face's
 //! transformers reads.
+//!
+//! - [`adapters`]: adds adapters to the weights, or writes them in the format of PEFT
+
+mod adapters;
 
 use std::{
     collections::HashMap,
     path::{Path, PathBuf},
 };
 
-use gpipe::Bytes;
+use gpipe::{Bytes, Lora};
 use gpipe_checkpoint::{
     TensorSet,
     fit::convert,
     model_folder,
-    tensor_file::{FileError, Planned, TensorFile, shown},
+    tensor_file::{FileError, Planned, TensorFile, shown, write_planned},
     weights::{self, Facts},
 };
 use gpipe_models::huggingface::{self, Network};
@@ -72,6 +76,16 @@ fn kind(dtype: Dtype) -> Kind {
 /// Reads a tensor, as `kind` if one is given.
 fn read(set: &mut TensorSet, name: &str, kind: Option<Kind>) -> Result<Tensor, FileError> {
     let tensor = set.read(name)?;
+    converted(set, name, tensor, kind)
+}
+
+/// The tensor `name` of `set`, as `kind` if one is given.
+fn converted(
+    set: &TensorSet,
+    name: &str,
+    tensor: Tensor,
+    kind: Option<Kind>,
+) -> Result<Tensor, FileError> {
     let Some(kind) = kind.filter(|kind| *kind != tensor.kind()) else { return Ok(tensor) };
     let converted = convert(&[(name.to_owned(), tensor)], kind);
     let reason = match converted.map(|mut all| all.pop()) {
@@ -161,12 +175,20 @@ fn to_folder(arguments: &ExportArguments, to: &Path) -> Result<(), CliError> {
         averages: arguments.averages,
         ..RunArguments::default()
     })?;
-    let (mut set, _) = run.weights()?;
+    let (set, _) = run.weights()?;
     let is_folder = is_model_folder(&arguments.from);
+    let lora = run.config.lora.adapters();
+    if arguments.adapter && lora.is_none() {
+        return refuse("--adapter: the run has no adapters; leave it out to write the whole model");
+    }
     let folder = described(&run.config, &run.vocabulary, arguments.dtype.map(kind), is_folder)?;
-    let tensors = planned(&set, &folder, is_folder)?;
+    let tensors = match (&lora, arguments.adapter) {
+        (Some(_), true) => adapters::planned(&set, &folder.network, arguments.dtype.map(kind))?,
+        _ => planned(&set, &folder, is_folder)?,
+    };
     let aside = partial(to)?;
-    let written = fill(&aside, &run, &folder, arguments, &tensors, &mut set);
+    let mut source = Source { set, lora };
+    let written = fill(&aside, &run, &folder, arguments, &tensors, &mut source);
     let placed = written.and_then(|files| {
         if to.is_dir() {
             std::fs::remove_dir(to).map_err(io(to))?; // it is empty
@@ -180,13 +202,14 @@ fn to_folder(arguments: &ExportArguments, to: &Path) -> Result<(), CliError> {
     let files = placed?;
     let bytes: u64 = tensors.iter().map(|own| own.planned.bytes()).sum();
     let plural = if files == 1 { "file" } else { "files" };
+    let config = if arguments.adapter { adapters::CONFIG } else { CONFIG };
     say!(
-        "wrote {}: {} tensors, {} in {files} {plural}, config.json and the tokenizer",
+        "wrote {}: {} tensors, {} in {files} {plural}, {config} and the tokenizer",
         to.display(),
         tensors.len(),
         Bytes(bytes)
     );
-    say!("from {}", set.path().display());
+    say!("from {}", source.set.path().display());
     Ok(())
 }
 
@@ -204,6 +227,33 @@ fn partial(to: &Path) -> Result<PathBuf, CliError> {
     Ok(path)
 }
 
+/// The tensors of a run, and its adapters.
+struct Source {
+    set: TensorSet,
+    lora: Option<Lora>,
+}
+
+impl Source {
+    /// The tensor to be written, with its adapter, unless it is of an adapter.
+    fn read(&mut self, exported: &Exported) -> Result<Tensor, FileError> {
+        let kind = Some(exported.planned.kind);
+        let tensor = match &self.lora {
+            Some(lora) => adapters::merged(&mut self.set, &exported.own, lora)?,
+            None => None,
+        };
+        let tensor = match tensor {
+            Some(tensor) => converted(&self.set, &exported.own, tensor, kind)?,
+            None => read(&mut self.set, &exported.own, kind)?,
+        };
+        if !exported.transpose {
+            return Ok(tensor);
+        }
+        let swapped = tensor.f_transpose(0, 1).and_then(|matrix| matrix.f_contiguous());
+        let path = self.set.path().to_owned();
+        swapped.map_err(|error| FileError::Format { path, reason: error.to_string() })
+    }
+}
+
 /// Writes all files into `folder`. Returns the number of files of weights.
 fn fill(
     folder: &Path,
@@ -211,22 +261,34 @@ fn fill(
     described: &Folder,
     arguments: &ExportArguments,
     tensors: &[Exported],
-    set: &mut TensorSet,
+    source: &mut Source,
 ) -> Result<usize, CliError> {
+    let lora = source.lora.clone();
+    let bases: Vec<String> = source.set.entries().map(|entry| entry.name.clone()).collect();
     let plans: Vec<Planned> = tensors.iter().map(|own| own.planned.clone()).collect();
     let by_name: HashMap<&str, &Exported> =
         tensors.iter().map(|own| (own.planned.name.as_str(), own)).collect();
-    let names = model_folder::write(folder, &plans, arguments.shard_size.0, |name| {
-        let Some(exported) = by_name.get(name) else { return read(set, name, None) };
-        let tensor = read(set, &exported.own, Some(exported.planned.kind))?;
-        if !exported.transpose {
-            return Ok(tensor);
+    let mut read_one = |name: &str| match by_name.get(name) {
+        Some(exported) => source.read(exported),
+        None => read(&mut source.set, name, None),
+    };
+    let (count, mut files) = match (&lora, arguments.adapter) {
+        (Some(lora), true) => {
+            let path = folder.join(adapters::WEIGHTS);
+            write_planned(&path, &plans, &adapters::metadata(), &mut read_one)?;
+            (
+                1,
+                vec![(
+                    adapters::CONFIG.to_owned(),
+                    adapters::config(lora, tensors, &bases, &described.network),
+                )],
+            )
         }
-        let swapped = tensor.f_transpose(0, 1).and_then(|matrix| matrix.f_contiguous());
-        let path = set.path().to_owned();
-        swapped.map_err(|error| FileError::Format { path, reason: error.to_string() })
-    })?;
-    let mut files = vec![(CONFIG.to_owned(), described.config.clone().into_bytes())];
+        _ => {
+            let names = model_folder::write(folder, &plans, arguments.shard_size.0, &mut read_one)?;
+            (names.len(), vec![(CONFIG.to_owned(), described.config.clone().into_bytes())])
+        }
+    };
     files.extend(run.vocabulary.files()?);
     if !files.iter().any(|(name, _)| name == "tokenizer_config.json") {
         let tokenizer = run.vocabulary.tokenizer()?;
@@ -239,7 +301,7 @@ fn fill(
         let path = folder.join(name);
         gpipe_files::write(&path, &bytes).map_err(io(&path))?;
     }
-    Ok(names.len())
+    Ok(count)
 }
 
 /// What the run's model is in transformers.
@@ -285,7 +347,7 @@ fn described(
 /// the folder.
 fn planned(set: &TensorSet, folder: &Folder, is_folder: bool) -> Result<Vec<Exported>, CliError> {
     let mut all = Vec::new();
-    for entry in set.entries() {
+    for entry in set.entries().filter(|entry| !adapters::is_of_adapter(&entry.name)) {
         let own = entry.kind.ok_or_else(|| {
             let (path, name) = (set.path_of(&entry.name).display(), shown(&entry.name));
             CliError::Usage(format!("{path}: {name} is {}, which is not written", entry.dtype))

@@ -1,0 +1,124 @@
+//! Low-rank adapters, as their user trains them. `transparency_`: the same at every K, schedule and
+//! policy, and after a resumption; `oracle_`: what is exported; `fault_`: settings that do not fit.
+
+use std::fs;
+
+use serde_json::Value;
+
+use crate::{
+    common::Folder,
+    samples::{folder, loss},
+};
+
+/// A folder of a model, `base`, and its samples.
+fn with_base() -> Folder {
+    let folder = folder();
+    folder.succeeds(&["train", "tuned.toml", "--out", "first"]);
+    folder.succeeds(&["export", "first", "--to", "base"]);
+    folder
+}
+
+const TUNE: &[&str] = &[
+    "train",
+    "--from",
+    "base",
+    "--data",
+    "chats.jsonl",
+    "--lora",
+    "3",
+    "--dtype",
+    "float32",
+    "--steps",
+    "6",
+    "--set",
+    "data.sequence=64",
+    "--set",
+    "data.cache=kept",
+    "--set",
+    "optimizer.lr=0.01",
+];
+
+fn tune<'a>(more: &[&'a str]) -> Vec<&'a str> {
+    [TUNE, more].concat()
+}
+
+#[test]
+fn transparency_of_a_training_of_adapters() {
+    let folder = with_base();
+    let printed = folder.succeeds(&tune(&["--stages", "2", "--out", "two"]));
+    assert!(printed.contains("do not see each other"), "{printed}");
+    folder.succeeds(&tune(&[
+        "--stages",
+        "3",
+        "--schedule",
+        "zb-h1",
+        "--remat",
+        "always",
+        "--out",
+        "three",
+    ]));
+    assert!(folder.weights("two") == folder.weights("three"));
+    folder.succeeds(&tune(&["--checkpoint-every", "3", "--out", "whole"]));
+    let middle = "whole/checkpoints/step-00000003";
+    folder.succeeds(&["train", "--resume", middle, "--stages", "2", "--out", "rest"]);
+    assert!(folder.weights("two") == folder.weights("rest"));
+    let refused = ["train", "--resume", middle, "--set", "lora.alpha=1", "--out", "other"];
+    folder.refuses(&refused, &["lora.alpha", "cannot change from"]);
+}
+
+#[test]
+fn oracle_adapters_are_exported_alone_and_merged() {
+    let folder = with_base();
+    folder.succeeds(&tune(&["--stages", "2", "--out", "two"]));
+    folder.succeeds(&["export", "two", "--to", "merged", "--dtype", "float32"]);
+    let data = ["--data", "chats.jsonl"];
+    let own = loss(&folder, &data);
+    let of = |model: &str| {
+        let printed = folder.succeeds(&[&["eval", model, "--json"], &data[..]].concat());
+        serde_json::from_str::<Value>(&printed).unwrap()["loss"].as_f64().unwrap()
+    };
+    let merged = of("merged");
+    // The product is added before the other, in another order.
+    assert!((own - merged).abs() < 1e-5 * own, "{own} {merged}");
+    let base = of("base");
+    assert!(own < base, "{own} {base}");
+
+    folder.succeeds(&["export", "two", "--to", "adapter", "--adapter"]);
+    let text = fs::read_to_string(folder.path("adapter/adapter_config.json")).unwrap();
+    let config: Value = serde_json::from_str(&text).unwrap();
+    assert_eq!((config["r"].as_i64(), config["lora_alpha"].as_f64()), (Some(3), Some(6.0)));
+    let targets: Vec<&str> = config["target_modules"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|own| own.as_str().unwrap())
+        .collect();
+    let maps = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
+    assert_eq!(targets, maps);
+    let listed = folder.succeeds(&["inspect", "adapter/adapter_model.safetensors"]);
+    let name = "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight";
+    assert!(listed.contains(name), "{listed}");
+    // Only some maps: PEFT is told their whole names.
+    let some = ["--set", "lora.targets=[\"model.layers.1.*.q_proj\"]", "--out", "some"];
+    folder.succeeds(&tune(&some));
+    folder.succeeds(&["export", "some", "--to", "part", "--adapter"]);
+    let text = fs::read_to_string(folder.path("part/adapter_config.json")).unwrap();
+    assert!(text.contains("\"model.layers.1.self_attn.q_proj\""), "{text}");
+}
+
+#[test]
+fn fault_adapters_that_do_not_fit_are_refused() {
+    let folder = with_base();
+    let refused = |more: &[&str], parts: &[&str]| folder.refuses(&tune(more), parts);
+    refused(&["--set", "lora.targets=[\"q_prj\"]"], &["'q_prj'", "q_proj"]);
+    refused(&["--set", "lora.dropout=1.5"], &["dropout 1.5"]);
+    folder.refuses(&["train", "tuned.toml", "--lora", "2"], &["lora.rank", "--from", "--init"]);
+    folder.refuses(&["train", "tuned.toml", "--lora", "-2"], &["--lora", "whole number"]);
+    folder.refuses(&["export", "first", "--to", "x", "--adapter"], &["--adapter", "no adapters"]);
+    // From weights without adapters, and from those of a run with them.
+    folder.succeeds(&["train", "tuned.toml", "--init", "first", "--lora", "2", "--out", "a"]);
+    folder.succeeds(&["train", "tuned.toml", "--init", "a", "--lora", "2", "--out", "b"]);
+    let other = ["train", "tuned.toml", "--init", "a", "--lora", "2", "--set", "lora.alpha=1"];
+    folder.refuses(&other, &["lora.alpha = 4"]);
+    folder.refuses(&["train", "tuned.toml", "--init", "a"], &["lora_A.weight"]);
+}
