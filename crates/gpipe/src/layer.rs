@@ -97,6 +97,14 @@ pub trait Layer: Send + Sync + 'static {
         None
     }
 
+    /// Whether each row of the only output (all axes but the last) depends on the same row of the
+    /// only input alone, so that the layer may be run on some rows, [rows, features], and the
+    /// others later ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)). Such a
+    /// layer has no dropout.
+    fn by_rows(&self) -> bool {
+        false
+    }
+
     /// The numbers of the weights to which low-rank adapters can be added
     /// ([`Sequence::with_lora`](crate::Sequence::with_lora)): the forward passes each of them to
     /// [`Forward::linear`] as [`Forward::parameter`] returns it, and [`Layer::record`] to

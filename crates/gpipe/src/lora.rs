@@ -169,6 +169,10 @@ impl Layer for Adapted {
         Some(inner + 2.0 * positions * elements as f64)
     }
 
+    fn by_rows(&self) -> bool {
+        self.inner.by_rows() && self.adapters.iter().all(|own| own.dropout == 0.0)
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         tape.adapt(Arc::clone(&self.adapters));
         self.inner.record(tape, inputs)

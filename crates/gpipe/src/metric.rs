@@ -22,6 +22,11 @@ pub trait Metric: Send + Sync + 'static {
     /// # Errors
     /// An error of libtorch.
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
+
+    /// As [`Loss::by_rows`](crate::Loss::by_rows).
+    fn by_rows(&self) -> bool {
+        false
+    }
 }
 
 /// A metric's sum and count, kept apart so that several mini-batches can be combined exactly.
@@ -79,6 +84,10 @@ impl Metric for Accuracy {
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
+
+    fn by_rows(&self) -> bool {
+        true
+    }
 }
 
 /// Top-k accuracy: the fraction of targets (class indices `[...]`) that are among the `k` classes
@@ -126,6 +135,10 @@ impl Metric for TopK {
 
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         Accuracy { ignore: self.ignore }.count(targets)
+    }
+
+    fn by_rows(&self) -> bool {
+        true
     }
 }
 

@@ -17,7 +17,14 @@ use tch::{Kind, Tensor};
 const RATE: Rate = Rate { flops_per_s: 1e9, bytes_per_s: 1e9, latency: Nanos(100) };
 
 fn training<'a>(losses: &'a [&'a dyn Loss], optimizer: &'a Adam) -> Training<'a> {
-    Training { kind: Kind::Float, kernels: Kernels::Aten, losses, optimizer, average: false }
+    Training {
+        kind: Kind::Float,
+        kernels: Kernels::Aten,
+        losses,
+        optimizer,
+        average: false,
+        loss_rows: None,
+    }
 }
 
 fn of_model(model: &Sequence, sizes: &[usize]) -> ModelCosts {
@@ -30,8 +37,14 @@ fn of_floats(model: &Sequence, features: i64) -> ModelCosts {
     let one = [TensorSpec::new([1, features], Kind::Float)];
     let (loss, optimizer) = (MeanSquaredError, Sgd::new(0.1));
     let (kind, kernels) = (Kind::Float, Kernels::Aten);
-    let training =
-        Training { kind, kernels, losses: &[&loss], optimizer: &optimizer, average: true };
+    let training = Training {
+        kind,
+        kernels,
+        losses: &[&loss],
+        optimizer: &optimizer,
+        average: true,
+        loss_rows: None,
+    };
     estimate(model, &one, &training, &[10], &RATE).unwrap()
 }
 

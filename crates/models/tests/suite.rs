@@ -13,5 +13,6 @@ mod images;
 mod llama;
 mod lora;
 mod padding;
+mod rows;
 mod translate;
 mod translation;

@@ -12,7 +12,7 @@
 //! let model = Sequence::new().layer(Linear::new(64, 256)).layer(Linear::new(256, 10));
 //! let training = Training {
 //!     kind: Kind::Float, kernels: Kernels::Aten, losses: &[&CrossEntropy::default()],
-//!     optimizer: &Adam::default(), average: false,
+//!     optimizer: &Adam::default(), average: false, loss_rows: None,
 //! };
 //! let one = [TensorSpec::new([1, 64], Kind::Float)];
 //! let costs = estimate(&model, &one, &training, &[8], &Rate::default())?;
@@ -93,6 +93,9 @@ pub struct Training<'a> {
     pub optimizer: &'a dyn Optimizer,
     /// Whether moving averages of the parameters are kept.
     pub average: bool,
+    /// How many rows of the last layer and the losses are computed at a time
+    /// ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)); `None` for all.
+    pub loss_rows: Option<usize>,
 }
 
 /// Estimates the costs of `sequence` for micro-batches of each of `sizes` samples.
@@ -225,6 +228,14 @@ impl Model<'_> {
                 let plain = || Outside { spec: spec.clone(), channels_last: false };
                 open.insert(name, known.unwrap_or_else(plain));
             }
+            if index + 1 == self.sequence.layers.len()
+                && let (Some(chunk), [x]) = (self.training.loss_rows, &values[..])
+            {
+                let cost = self.by_rows(layer, x, grads, chunk);
+                run.costs.extend([cost, LayerCost::default()]);
+                run.statistics.push(0.0);
+                return Ok(run);
+            }
             let touched = || specs.iter().chain(&outputs).map(TensorSpec::elements).sum();
             let flops = layer.layer.flops(&specs).unwrap_or_else(touched);
             let inputs = specs.iter().map(bytes).sum();
@@ -263,6 +274,52 @@ impl Model<'_> {
         let cost = self.cost(inputs, LOSS_FLOPS * elements, &tape.finish(&sums).0);
         // A forward that discards leaves the loss to the re-materialization.
         LayerCost { forward: Nanos(0), ..cost }
+    }
+
+    /// The cost of the last layer `of` with the losses, on `chunk` rows of `x` at a time. Everything
+    /// is computed in the backward.
+    fn by_rows(&self, of: &NamedLayer, x: &Outside, grads: bool, chunk: usize) -> LayerCost {
+        let all = x.spec.elements() / x.spec.last().max(1) as f64;
+        let rows = all.min(chunk as f64).max(1.0);
+        let chunks = (all / rows).ceil().max(1.0) as u64;
+        let spec = TensorSpec::new([rows as i64, x.spec.last()], x.spec.kind);
+        let part = Outside { spec: spec.clone(), channels_last: false };
+        let mut tape = self.tape(of.parameters.clone());
+        let input = tape.input(&part, grads);
+        let inferred =
+            of.layer.infer(&mut Infer::new(self.training.kind), std::slice::from_ref(&spec));
+        let recorded = of.layer.record(&mut tape, &[input]);
+        let recorded =
+            recorded.unwrap_or_else(|| unknown(&mut tape, &[input], &inferred.unwrap_or_default()));
+        let values: Vec<Outside> = recorded.iter().map(|&var| tape.outside(var)).collect();
+        let flops = of.layer.flops(std::slice::from_ref(&spec)).unwrap_or_else(|| spec.elements());
+        let layer = self.cost(bytes(&spec), flops, &tape.finish(&recorded).0);
+        let trains = grads || of.parameters.iter().any(|own| own.trainable);
+        let loss = self.loss(&values, trains);
+        let time = layer.forward + layer.backward + loss.forward_kept + loss.backward;
+        let dx = if grads { bytes(&x.spec) } else { 0.0 };
+        let peak = |backward: Bytes| {
+            let logits = layer.kept;
+            let moments = [
+                layer.forward_peak,
+                logits + loss.forward_peak,
+                logits + loss.kept + loss.backward_peak,
+                logits + loss.input_gradients + backward,
+            ];
+            // The gradients of the rows, and their join.
+            moments.into_iter().max().unwrap_or_default() + held(2.0 * dx)
+        };
+        LayerCost {
+            backward: Nanos(time.0 * chunks),
+            backward_kept: Nanos(time.0 * chunks),
+            backward_input: Nanos(time.0 * chunks),
+            inputs: held(bytes(&x.spec)),
+            input_gradients: held(dx),
+            backward_peak: peak(layer.backward_peak),
+            first_backward_peak: peak(layer.first_backward_peak),
+            backward_input_peak: peak(layer.first_backward_peak),
+            ..LayerCost::default()
+        }
     }
 
     fn cost(&self, inputs: f64, flops: f64, totals: &Totals) -> LayerCost {
@@ -326,7 +383,9 @@ impl Model<'_> {
             // An update reads everything, and writes everything but the gradients.
             update: self.rate.time(0.0, sum + 2.0 * (parameters + optimizer)),
             update_peak: held(largest.map_or(0.0, |bytes| bytes * temporaries + SCALARS)),
-            unsplit: false,
+            // Its backward is computed whole.
+            unsplit: self.training.loss_rows.is_some()
+                && self.sequence.layers.last().is_some_and(|last| last.name == layer.name),
             early: Bytes(0),
             flops: layer.layer.flops(inputs).unwrap_or_else(touched) as u64,
         }

@@ -68,6 +68,10 @@ impl Layer for Head {
         Some(2.0 * inputs.first()?.elements() * self.vocabulary as f64)
     }
 
+    fn by_rows(&self) -> bool {
+        true
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let h = tape.layer_norm(*inputs.first()?, 0);
         let logits = tape.linear(h, 2, None);

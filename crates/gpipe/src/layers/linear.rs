@@ -58,6 +58,10 @@ impl Layer for Linear {
         vec![0]
     }
 
+    fn by_rows(&self) -> bool {
+        true
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         Some(vec![tape.linear(*inputs.first()?, 0, self.bias.then_some(1))])
     }

@@ -99,6 +99,10 @@ impl Layer for TokenLogits {
         Some(2.0 * inputs.first()?.elements() * self.vocabulary as f64)
     }
 
+    fn by_rows(&self) -> bool {
+        true
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (&x, rest) = inputs.split_first()?;
         let logits = tape.linear(x, 0, None);

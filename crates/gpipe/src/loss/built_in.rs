@@ -84,6 +84,10 @@ impl Loss for CrossEntropy {
         Ok(only(targets)?.f_ne(self.ignore)?.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
 
+    fn by_rows(&self) -> bool {
+        true
+    }
+
     /// Autograd saves the log-softmax, and an index and a flag for each row. Without label
     /// smoothing the backward overwrites the log-softmax.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {

@@ -125,6 +125,13 @@ pub trait Loss: Send + Sync + 'static {
     /// An error of libtorch.
     fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError>;
 
+    /// Whether the sum over rows is the sum over some of them and over the others, where outputs are
+    /// [rows, ...] and targets [rows], and the loss looks at nothing else
+    /// ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)).
+    fn by_rows(&self) -> bool {
+        false
+    }
+
     /// Records the sum from shapes alone, as [`crate::Layer::record`] does for a forward. `None`:
     /// autograd is assumed to keep a copy of the outputs.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {

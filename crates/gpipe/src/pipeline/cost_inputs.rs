@@ -27,6 +27,7 @@ pub(crate) struct CostInputs<'a> {
     pub losses: &'a Losses,
     pub optimizer: Option<&'a dyn Optimizer>,
     pub average: bool,
+    pub loss_rows: Option<usize>,
 }
 
 impl PipelineBuilder {
@@ -48,6 +49,7 @@ impl PipelineBuilder {
             losses: &self.losses,
             optimizer: self.optimizer.as_deref(),
             average: self.average.is_some(),
+            loss_rows: self.loss_rows,
         })
     }
 
@@ -78,11 +80,11 @@ impl PipelineBuilder {
                 "costs are of training: give the builder a loss and an optimizer".into(),
             ));
         };
-        let CostInputs { kind, kernels, losses, average, devices, .. } = seen;
+        let CostInputs { kind, kernels, losses, average, loss_rows, devices, .. } = seen;
         let own_memory = devices.iter().any(|device| *device != Device::Cpu);
         let inputs = seen.sequence.inputs.with_samples(seen.inputs, 1);
         let losses = &losses.refs()[..];
-        let training = Training { kind, kernels, losses, optimizer, average };
+        let training = Training { kind, kernels, losses, optimizer, average, loss_rows };
         let costs = estimate(seen.sequence, &inputs, &training, sizes, rate)?;
         Ok(ModelCosts { own_memory, ..costs })
     }

@@ -31,6 +31,9 @@ pub struct Subject {
     pub loss_kept: u64,
     /// Whether averages of the parameters are kept.
     pub averages: bool,
+    /// How many rows of the last layer and the losses are computed at a time; 0 for all.
+    #[serde(default)]
+    pub loss_rows: usize,
 }
 
 /// A layer of the measured model.
@@ -90,6 +93,7 @@ impl Subject {
                 ("optimizer", text(&own.optimizer)),
                 ("number of threads per stage", text(&own.threads_per_stage)),
                 ("keeping of averages", text(&own.averages)),
+                ("number of rows of the loss at a time", text(&own.loss_rows)),
                 ("loss's bytes", text(&own.loss_kept)),
             ]
         };
@@ -191,6 +195,7 @@ impl PipelineBuilder {
             }),
             loss_kept: kept.last().copied().unwrap_or(0),
             averages: seen.average,
+            loss_rows: seen.loss_rows.unwrap_or(0),
         })
     }
 }

@@ -9,8 +9,14 @@ use gpipe_runtime::stage::OnEdges;
 use tch::Tensor;
 
 use super::{
-    StageResult, held::SavedActivations, in_operation, not_held, parameters::copy_to_cpu,
-    recorder::ProfiledOp, step::ActiveStage,
+    StageResult,
+    held::{HeldLoss, SavedActivations},
+    in_operation,
+    island::Island,
+    not_held,
+    parameters::copy_to_cpu,
+    recorder::ProfiledOp,
+    step::ActiveStage,
 };
 use crate::{
     error::{LayerError, StageError},
@@ -74,23 +80,17 @@ impl ActiveStage<'_> {
             Weights::Later => ProfiledOp::BackwardInput { kept },
         };
         if let Some(loss) = held.loss.take() {
-            let position = self.config.named.len();
-            let since = self.before_layer(position, micro_batch, work, [])?;
-            let (losses, scale) = (&self.config.losses.0, self.step.feed.loss_scale);
-            let factors = losses.iter().zip(&self.step.feed.denominators);
-            // A loss that counts nothing, or is only reported, has no gradient.
-            let factors = factors.map(|(term, &denominator)| {
-                let has_gradient = term.trains() && denominator != 0.0;
-                if has_gradient { scale * term.weight / denominator } else { 0.0 }
-            });
-            // Across processes a stage does not fail on a loss that is not finite, and on a GPU not
-            // yet. NaN gradients then make the norm NaN, so the update is not applied.
-            let seeds = loss.seeds(factors, losses.iter().map(Term::trains));
-            let back = seeds.and_then(|seeds| loss.backward(seeds, vec![], &mut []));
-            let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
-            grads = back.map_err(in_loss)?.0;
-            let shown = grads.iter().map(Option::as_ref);
-            self.after_layer(since, position, micro_batch, work, shown)?;
+            grads = match loss {
+                HeldLoss::Rows(inputs) => self.back_in_rows(micro_batch, &inputs, work)?,
+                HeldLoss::Island(loss) => {
+                    let position = self.config.named.len();
+                    let since = self.before_layer(position, micro_batch, work, [])?;
+                    let grads = self.back_through_loss(loss)?;
+                    let shown = grads.iter().map(Option::as_ref);
+                    self.after_layer(since, position, micro_batch, work, shown)?;
+                    grads
+                }
+            };
         } else if let Some(given) = self.step.feed.output_grads(micro_batch) {
             grads =
                 self.given_grads(given).map_err(in_operation("the gradients of the outputs"))?;
@@ -112,6 +112,23 @@ impl ActiveStage<'_> {
         let mut back = self.outgoing(edges.boundary_in, grads, &edges.skips_in, &mut skip_grads);
         back.retain(|(edge, _)| edges.gradient.get(edge).copied().unwrap_or(false));
         self.finished(back)
+    }
+
+    /// The gradients of the outputs from the loss.
+    pub(super) fn back_through_loss(&self, loss: Island) -> StageResult<Vec<Option<Tensor>>> {
+        let (losses, scale) = (&self.config.losses.0, self.step.feed.loss_scale);
+        let factors = losses.iter().zip(&self.step.feed.denominators);
+        // A loss that counts nothing, or is only reported, has no gradient.
+        let factors = factors.map(|(term, &denominator)| {
+            let has_gradient = term.trains() && denominator != 0.0;
+            if has_gradient { scale * term.weight / denominator } else { 0.0 }
+        });
+        // Across processes a stage does not fail on a loss that is not finite, and on a GPU not
+        // yet. NaN gradients then make the norm NaN, so the update is not applied.
+        let seeds = loss.seeds(factors, losses.iter().map(Term::trains));
+        let back = seeds.and_then(|seeds| loss.backward(seeds, vec![], &mut []));
+        let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
+        Ok(back.map_err(in_loss)?.0)
     }
 
     /// The gradients of the outputs that the caller gave: on the stage's device, scaled as the loss
@@ -207,12 +224,12 @@ impl ActiveStage<'_> {
     }
 
     /// Records that `micro_batch` is summed in the gradients of the layer at `position`.
-    fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
+    pub(super) fn summed(&mut self, micro_batch: MicroBatch, position: usize) -> StageResult<()> {
         self.step.gradients.have_summed(position, micro_batch);
         self.complete(micro_batch, position)
     }
 
-    fn in_layer(&self, position: usize, source: LayerError) -> StageError {
+    pub(super) fn in_layer(&self, position: usize, source: LayerError) -> StageError {
         let named = &self.config.named[position];
         named.layer.failed(&source);
         StageError::Layer { layer: named.name.clone(), source }

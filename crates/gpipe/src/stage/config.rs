@@ -60,6 +60,9 @@ pub(crate) struct StageConfig {
     pub metrics: Vec<Arc<dyn Metric>>,
     /// Whether metrics are computed in training, too.
     pub training_metrics: bool,
+    /// How many rows of the last layer, the losses and the metrics are computed at a time; `None`
+    /// for all.
+    pub loss_rows: Option<usize>,
     pub optimizer: Option<Arc<dyn Optimizer>>,
     /// Settings of the parameter groups, by layer and parameter.
     pub settings: Vec<Vec<ParameterSettings>>,

@@ -30,7 +30,15 @@ pub(super) struct SavedActivations {
     untouched: bool,
     whole: bool,
     /// The loss of this micro-batch, on the last stage.
-    pub loss: Option<Island>,
+    pub loss: Option<HeldLoss>,
+}
+
+/// What is kept of a micro-batch's loss.
+pub(super) enum HeldLoss {
+    /// The graph.
+    Island(Island),
+    /// The inputs of the last layer, which is computed with the loss in the backward.
+    Rows(Vec<Tensor>),
 }
 
 impl SavedActivations {

@@ -446,6 +446,11 @@ enum Later {
 }
 
 impl WeightGradients {
+    /// Nothing, for a layer whose weight gradients are all summed in the first half.
+    pub(super) fn none(id: LayerId) -> Self {
+        Self { id, trained: Vec::new(), later: Later::Gradients(Vec::new()) }
+    }
+
     /// The layer's position within a stage whose first layer is `first`.
     pub(super) fn position(&self, first: usize) -> usize {
         self.id.index() - first

@@ -105,6 +105,13 @@ impl ActiveStage<'_> {
         let named = self.named_inputs(micro_batch)?;
         let (mut islands, mut statistics) = (Vec::new(), Vec::new());
         for position in range {
+            if self.is_in_rows(position) {
+                // It is computed with the losses.
+                let shown = values.iter().map(Some);
+                let since = self.before_layer(position, micro_batch, work, shown)?;
+                self.after_layer(since, position, micro_batch, work, [])?;
+                continue;
+            }
             let run = self.layer_run(position, micro_batch, &named);
             let pops = self.skips_popped_by(position);
             let pops = pops.filter_map(|(index, skip)| {
@@ -165,7 +172,7 @@ impl ActiveStage<'_> {
         }
     }
 
-    fn layer_run<'r>(
+    pub(super) fn layer_run<'r>(
         &'r self,
         position: usize,
         micro_batch: MicroBatch,
@@ -195,7 +202,10 @@ impl ActiveStage<'_> {
     }
 
     /// The inputs by name for `micro_batch`, on any stage.
-    fn named_inputs(&self, micro_batch: MicroBatch) -> StageResult<Vec<(String, Tensor)>> {
+    pub(super) fn named_inputs(
+        &self,
+        micro_batch: MicroBatch,
+    ) -> StageResult<Vec<(String, Tensor)>> {
         let names = &self.config.inputs.named;
         let all = self.step.feed.inputs(micro_batch);
         if names.is_empty() || all.is_empty() {

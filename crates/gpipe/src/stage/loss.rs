@@ -9,6 +9,7 @@ use super::{
     StageResult,
     feed::Mode,
     feeding::Fed,
+    held::HeldLoss,
     island::{self, Island},
     recorder::ProfiledOp,
     step::ActiveStage,
@@ -23,6 +24,16 @@ use crate::{
     precision::Precision,
 };
 
+/// The losses and the metrics of some outputs.
+pub(super) struct LossRun {
+    /// The outputs as leaves of the graph, if there is one.
+    pub leaves: Vec<Tensor>,
+    /// The sum of each loss.
+    pub sums: Vec<Tensor>,
+    /// The sum of each metric, if they are measured.
+    pub metrics: Vec<f64>,
+}
+
 impl ActiveStage<'_> {
     /// Computes the losses of `micro_batch` from the stage's outputs and records their sums. The
     /// last stage does so, in training and evaluation. With `graph`, returns an island for the
@@ -33,11 +44,12 @@ impl ActiveStage<'_> {
         outputs: &[Tensor],
         graph: bool,
         keeps: bool,
-    ) -> StageResult<Option<Island>> {
-        // Where forwards and backwards run alone, the loss is the caller's.
-        let is_callers = matches!(self.step.feed.part, Part::Forward | Part::Backward);
-        if !self.config.last || is_callers {
+    ) -> StageResult<Option<HeldLoss>> {
+        if !self.config.last || self.loss_is_callers() {
             return Ok(None);
+        }
+        if self.is_in_rows(self.config.named.len() - 1) {
+            return self.run_loss_in_rows(micro_batch, outputs, graph, keeps);
         }
         let position = self.config.named.len();
         let shown = outputs.iter().map(Some);
@@ -46,7 +58,12 @@ impl ActiveStage<'_> {
         let since = self.before_layer(position, micro_batch, work, shown)?;
         let island = self.compute_loss(micro_batch, outputs, graph)?;
         self.after_layer(since, position, micro_batch, work, [])?;
-        Ok(island)
+        Ok(island.map(HeldLoss::Island))
+    }
+
+    /// Whether the caller computes the loss: where forwards and backwards run alone.
+    pub(super) fn loss_is_callers(&self) -> bool {
+        matches!(self.step.feed.part, Part::Forward | Part::Backward)
     }
 
     fn compute_loss(
@@ -59,6 +76,25 @@ impl ActiveStage<'_> {
         if losses.is_empty() || self.step.feed.targets(micro_batch).is_none() {
             return Ok(None);
         }
+        let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
+        let targets = self.fed_tensors(Fed::Targets, micro_batch).map_err(in_loss)?;
+        let LossRun { leaves, sums, metrics } =
+            self.losses_of(micro_batch, outputs, &targets, graph)?;
+        self.record_losses(micro_batch, &sums)?;
+        self.step.metric_sums.push((micro_batch, metrics));
+        Ok(graph.then(|| Island::of_loss(leaves, sums)))
+    }
+
+    /// The losses and metrics of `outputs`, which are those of the last layer, or some of their
+    /// rows. `targets` belong to them.
+    pub(super) fn losses_of(
+        &self,
+        micro_batch: MicroBatch,
+        outputs: &[Tensor],
+        targets: &[Tensor],
+        graph: bool,
+    ) -> StageResult<LossRun> {
+        let losses = &self.config.losses;
         let _no_grad = (!graph).then(tch::no_grad_guard);
         let in_loss = |source| StageError::Layer { layer: LOSS.into(), source };
         let leaves = island::leaves(outputs, graph && self.parameters.trains_up_to_here());
@@ -73,17 +109,16 @@ impl ActiveStage<'_> {
         };
         let seen: Vec<Tensor> =
             leaves.iter().map(widen).collect::<Result<_, LayerError>>().map_err(in_loss)?;
-        let targets = self.fed_tensors(Fed::Targets, micro_batch).map_err(in_loss)?;
         let inputs = self.step.feed.inputs(micro_batch).iter().filter(|_| losses.take_inputs());
         let inputs = inputs.map(|tensor| if_defined(tensor, |own| self.device.own(own)));
         let inputs: Vec<Tensor> = inputs.collect::<Result<_, _>>().map_err(in_loss)?;
-        let given = Untouched::new(seen.iter().chain(&targets).chain(&inputs)).map_err(in_loss)?;
+        let given = Untouched::new(seen.iter().chain(targets).chain(&inputs)).map_err(in_loss)?;
         let (feed, slice) = (&self.step.feed, self.step.feed.slice(micro_batch));
         let random = island::random(self.config.seed, island::LOSS, feed.step, slice);
         let _scope = random.enter().map_err(in_loss)?;
         let handed = losses.split(seen.iter().map(Tensor::shallow_clone).collect());
         let (inputs, targets) =
-            (self.config.inputs.split(&inputs), self.config.targets.split(&targets));
+            (self.config.inputs.split(&inputs), self.config.targets.split(targets));
         let mut inspections = Vec::new();
         let sums = losses.each(&handed, (inputs, targets), |term, ctx| {
             let sum = guard::catching(|| {
@@ -112,10 +147,8 @@ impl ActiveStage<'_> {
             source => StageError::Layer { layer: term.layer(), source },
         })?;
         self.inspect(micro_batch, self.config.named.len(), inspections)?;
-        self.record_losses(micro_batch, &sums)?;
-        let metric_sums = self.measure(&handed.0, targets.positional)?;
-        self.step.metric_sums.push((micro_batch, metric_sums));
-        Ok(graph.then(|| Island::of_loss(leaves, sums)))
+        let metrics = self.measure(&handed.0, targets.positional)?;
+        Ok(LossRun { leaves, sums, metrics })
     }
 
     /// The error of a loss that changes tensor `at` of `seen` tensors from the last layer, targets

@@ -10,7 +10,8 @@
 //! - [`actions`]: the methods that the runtime calls
 //! - [`observing`]: calls of observers
 //! - [`layers`]: how layers run; [`island`]: one layer's forward with a graph, and its VJP
-//! - [`loss`]: the loss and the metrics, on the last stage
+//! - [`loss`]: the loss and the metrics, on the last stage; [`rows`]: with the last layer, on some
+//!   rows at a time
 //! - [`discarding`]: forwards that keep only a segment's inputs, and their recomputation
 //! - [`back`]: backwards, whole or in halves
 //! - [`held`]: what is kept of a micro-batch from its forward to its backward
@@ -45,6 +46,7 @@ mod pending;
 mod queue;
 pub(crate) mod recorder;
 pub(crate) mod reduction;
+mod rows;
 mod state;
 mod step;
 mod unread;

@@ -161,6 +161,7 @@ impl PipelineBuilder {
     fn cut(&self, precision: Precision, grouped: Grouped) -> Result<Cut> {
         let inferred = self.sequence.infer(&self.inputs, self.kind)?;
         self.check_asked(&inferred.asked)?;
+        self.check_rows(&inferred.specs)?;
         let ties = self.sequence.ties()?;
         let stages = self.schedule.stages(self.devices.len()).map_err(setting)?;
         let layers = self.sequence.len();
@@ -265,6 +266,7 @@ impl PipelineBuilder {
             ("declared inputs", format!("{:?}", self.sequence.inputs)),
             ("declared targets", format!("{:?}", self.targets)),
             ("losses", self.losses.to_string()),
+            ("rows of the losses", format!("{:?}", self.loss_rows)),
             ("batch norms follow", format!("{:?}", self.norms_follow)),
             ("links", self.links_fact()),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
@@ -404,6 +406,7 @@ impl PipelineBuilder {
             losses: if last { self.losses.clone() } else { Losses::default() },
             metrics: self.metrics.clone(),
             training_metrics: self.training_metrics,
+            loss_rows: self.loss_rows,
             optimizer: self.optimizer.clone(),
             average: self.average,
             norms_follow: self.norms_follow,

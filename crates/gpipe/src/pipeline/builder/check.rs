@@ -9,6 +9,7 @@ use crate::{
     batch_norm::NormsFollow,
     error::{Error, Result},
     precision::Precision,
+    spec::TensorSpec,
 };
 
 /// The most micro-batches of a mini-batch.
@@ -89,6 +90,31 @@ impl PipelineBuilder {
                 "dtype {kind:?} is not supported: use Float, Double, BFloat16 or Half"
             ))
         })
+    }
+
+    /// Checks that the last layer, the losses and the metrics can be computed on some rows at a
+    /// time, if they are to be. `specs` are the inputs of each layer, and the outputs.
+    pub(in crate::pipeline) fn check_rows(&self, specs: &[Vec<TensorSpec>]) -> Result<()> {
+        let refuse = |what: String| {
+            Err(Error::Setting(format!("loss_rows: {what} cannot be computed on some rows alone")))
+        };
+        match self.loss_rows {
+            None => return Ok(()),
+            Some(0) => return Err(Error::Setting("loss_rows is 0: use at least 1".into())),
+            Some(_) => {}
+        }
+        if let Some(term) = self.losses.0.iter().find(|term| !term.loss.by_rows()) {
+            return refuse(format!("the loss '{}'", term.name));
+        }
+        if let Some(metric) = self.metrics.iter().find(|metric| !metric.by_rows()) {
+            return refuse(format!("the metric '{}'", metric.name()));
+        }
+        let Some(last) = self.sequence.layers.last() else { return Ok(()) };
+        let ends = specs.iter().rev().take(2).all(|own| own.len() == 1 && own[0].shape.len() > 1);
+        match last.layer.by_rows() && ends && !self.losses.have_layer() {
+            true => Ok(()),
+            false => refuse(format!("the last layer '{}' ({})", last.name, last.layer.kind())),
+        }
     }
 
     /// Checks what is declared of inputs and targets.

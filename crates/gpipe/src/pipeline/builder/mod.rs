@@ -79,6 +79,7 @@ pub struct PipelineBuilder {
     pub(super) losses: Losses,
     metrics: Vec<Arc<dyn Metric>>,
     training_metrics: bool,
+    pub(super) loss_rows: Option<usize>,
     pub(super) optimizer: Option<Arc<dyn Optimizer>>,
     pub(super) groups: Vec<Group>,
     /// Patterns of names that were frozen (`true`) or unfrozen after the build, in order.
@@ -121,6 +122,7 @@ impl PipelineBuilder {
             losses: Losses::default(),
             metrics: Vec::new(),
             training_metrics: false,
+            loss_rows: None,
             optimizer: None,
             groups: Vec::new(),
             frozen: Vec::new(),
@@ -399,6 +401,29 @@ impl PipelineBuilder {
     #[must_use]
     pub fn training_metrics(mut self) -> Self {
         self.training_metrics = true;
+        self
+    }
+
+    /// Computes the last layer, the losses and the metrics on `rows` rows of a micro-batch at a
+    /// time, forward and backward, so that outputs of all rows never exist. A row is a position of
+    /// a sample.
+    ///
+    /// With a large vocabulary the logits are by far the largest tensors: 151,936 of them take 0.6
+    /// MB per token in float32. Their gradients are taken where they are made, in the backward, so
+    /// no arithmetic is done twice.
+    ///
+    /// `rows` decides in which order sums are taken, so it changes the last bits. Stages, schedule
+    /// and re-materialization change none. Predictions, and forwards whose outputs the caller takes
+    /// ([`Pipeline::forward`](crate::Pipeline::forward)), make all outputs.
+    ///
+    /// The last layer, all losses and all metrics must allow it ([`Layer::by_rows`],
+    /// [`Loss::by_rows`], [`Metric::by_rows`]).
+    ///
+    /// [`Layer::by_rows`]: crate::Layer::by_rows
+    /// [`Loss::by_rows`]: crate::Loss::by_rows
+    #[must_use]
+    pub fn loss_rows(mut self, rows: usize) -> Self {
+        self.loss_rows = Some(rows);
         self
     }
 
