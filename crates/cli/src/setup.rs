@@ -88,6 +88,9 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
     if !pipeline.memory.0.is_empty() {
         builder = builder.memory_cap(pipeline.memory.0.clone());
     }
+    if pipeline.loss_rows > 0 {
+        builder = builder.loss_rows(pipeline.loss_rows);
+    }
     if optimizer.clip_norm > 0.0 {
         builder = builder.clip_norm(optimizer.clip_norm);
     }

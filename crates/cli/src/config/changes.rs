@@ -114,6 +114,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
         "pipeline.replicas"
         | "pipeline.micro_batches"
         | "pipeline.kernels"
+        | "pipeline.loss_rows"
         | "pipeline.threads_per_stage"
         | "pipeline.devices" => Effect::Rounding,
         "pipeline.dtype" => {

@@ -27,7 +27,7 @@ pub(crate) use data::{
 };
 use gpipe::{Balance, Kernels, RematPolicies};
 use gpipe_files::ReadError;
-use gpipe_models::huggingface::Network;
+use gpipe_models::{Llama, huggingface::Network};
 use keys::{check_keys, defaults, flatten, set};
 #[cfg(test)]
 pub(crate) use kind::{DATA, MODELS};
@@ -53,6 +53,10 @@ const FROM: &str = include_str!("from.toml");
 /// Tokens of a sample of `--from FOLDER` if nothing says it, or fewer where the model has fewer
 /// positions.
 const FROM_SEQUENCE: i64 = 512;
+
+/// Rows of the loss that `--from FOLDER` computes at a time. Those of 151,936 words take 156 MB in
+/// float32.
+const FROM_LOSS_ROWS: i64 = 256;
 
 /// The learning rate of adapters if nothing says it.
 const ADAPTERS_LR: f64 = 2e-4;
@@ -186,7 +190,7 @@ impl Config {
         })?;
         let file = origin.display().to_string();
         if let Some(folder) = &arguments.from {
-            take_folder(&mut table, folder, &file)?;
+            take_folder(&mut table, folder, &file, arguments.config.is_none())?;
         }
         take_data(&mut table, &arguments.data)?;
         if arguments.lora.is_some() && arguments.config.is_none() {
@@ -360,7 +364,12 @@ impl Config {
 }
 
 /// Takes the model and the tokenizer of `folder` into the configuration that `origin` names.
-fn take_folder(table: &mut toml::Table, folder: &Path, origin: &str) -> Result<(), ConfigError> {
+fn take_folder(
+    table: &mut toml::Table,
+    folder: &Path,
+    origin: &str,
+    has_no_file: bool,
+) -> Result<(), ConfigError> {
     let refused = |reason: String| Err(ConfigError::From(reason));
     if table.contains_key("model") {
         return refused(format!(
@@ -382,6 +391,16 @@ fn take_folder(table: &mut toml::Table, folder: &Path, origin: &str) -> Result<(
         data.entry("tokenizer").or_insert_with(|| tokenizer.into());
         let sequence = own.described.network.positions().min(FROM_SEQUENCE);
         data.entry("sequence").or_insert_with(|| sequence.into());
+    }
+    // A loss that balances experts needs all rows.
+    let is_balanced = matches!(
+        &own.described.network,
+        Network::Llama(Llama { experts: Some(own), .. }) if own.balance > 0.0
+    );
+    if let (true, false, Some(toml::Value::Table(pipeline))) =
+        (has_no_file, is_balanced, table.get_mut("pipeline"))
+    {
+        pipeline.insert("loss_rows".into(), FROM_LOSS_ROWS.into());
     }
     Ok(())
 }

@@ -96,6 +96,10 @@ pub(crate) struct PipelineConfig {
     /// machine.
     #[serde(with = "as_text")]
     pub kernels: KernelChoice,
+    /// How many rows (positions of samples) of the output layer and the loss are computed at a
+    /// time, so that the logits of a micro-batch never exist: a large vocabulary's take 4 bytes per
+    /// word and row, several times. 0 computes all at once.
+    pub loss_rows: usize,
     /// Number of CPU threads of each stage.
     pub threads_per_stage: usize,
     /// Maximum memory of a device's tensors: one size for all devices, or one per device, such as
@@ -297,6 +301,7 @@ impl Default for PipelineConfig {
             devices: Devices(vec![Device::Cpu]),
             dtype: Dtype::Float32,
             kernels: KernelChoice::Fastest,
+            loss_rows: 0,
             threads_per_stage: 1,
             memory: Caps::default(),
             oversubscribe: false,

@@ -402,6 +402,10 @@ impl Metric for Nats {
             .f_double_value(&[])?)
     }
 
+    fn by_rows(&self) -> bool {
+        true
+    }
+
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError> {
         CrossEntropy::default().count(&LossContext::default(), targets)
     }
