@@ -3,8 +3,8 @@
 use std::time::Duration;
 
 use gpipe::{
-    Adafactor, Adam, Decay, Group, Kernels, LearningRate, Pipeline, PipelineBuilder, RmsForm,
-    RmsProp, Sequence, Sgd,
+    Adafactor, Adam, Decay, Group, Kernels, LearningRate, Moments, Pipeline, PipelineBuilder,
+    RmsForm, RmsProp, Sequence, Sgd,
 };
 
 use gpipe_checkpoint::{TensorSet, fit::Fit};
@@ -12,8 +12,8 @@ use gpipe_checkpoint::{TensorSet, fit::Fit};
 use crate::{
     CliError,
     config::{
-        Config, Decays, GroupConfig, KernelChoice, OnUnreadableChoice, OptimizerConfig,
-        OptimizerName,
+        Config, Decays, GroupConfig, KernelChoice, MomentsChoice, OnUnreadableChoice,
+        OptimizerConfig, OptimizerName,
     },
     faults,
     processes::Processes,
@@ -132,6 +132,10 @@ fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> Pipe
         }),
         OptimizerName::Sgd => {
             let (momentum, nesterov) = (sgd.momentum, sgd.nesterov);
+            moments: match adam.moments {
+                MomentsChoice::Float32 => Moments::Full,
+                MomentsChoice::BFloat16 => Moments::BFloat16,
+            },
             builder.optimizer(Sgd { lr, momentum, nesterov, weight_decay })
         }
         OptimizerName::RmsProp => builder.optimizer(RmsProp {

@@ -318,6 +318,11 @@ choice!(
 );
 
 choice!(
+    /// The dtype of Adam's moments.
+    MomentsChoice,
+    { Float32 = "float32", BFloat16 = "bfloat16" }
+);
+choice!(
     /// What to do when a loss or gradient is not finite.
     OnNan, { Stop = "stop", Skip = "skip" }
 );
@@ -452,6 +457,7 @@ plain_is_display!(
     Links,
     Decays,
     OptimizerName,
+    MomentsChoice,
     OnNan,
     Every,
     VariantName,

@@ -17,7 +17,7 @@ mod unreadable;
 use std::path::{Path, PathBuf};
 
 pub(crate) use crate::values::{
-    CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice, OnNan,
+    CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice, MomentsChoice, OnNan,
     OnUnreadableChoice, OptimizerName, TokenizerChoice, VariantName,
 };
 pub(crate) use changes::{Effect, changes};

@@ -10,7 +10,7 @@ use super::{
     model::Model,
 };
 use crate::values::{
-    Caps, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
+    Caps, Decays, Devices, Dtype, Every, KernelChoice, MomentsChoice, OnNan, OptimizerName, as_text,
 };
 
 /// Everything that determines a run. Every key has a default, so a file names only what differs.
@@ -175,6 +175,12 @@ pub(crate) struct AdamConfig {
 
 /// Constants of `sgd`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+    /// Dtype in which the two moments are kept: `float32`, or `bfloat16` in half the memory. New
+    /// moments are rounded to `bfloat16` stochastically, by random numbers that depend only on the
+    /// seed, parameter, update and element. With `pipeline.dtype = "float64"`, `float32` stands for
+    /// `float64`.
+    #[serde(with = "as_text")]
+    pub moments: MomentsChoice,
 #[serde(default, deny_unknown_fields)]
 #[derive(Default)]
 pub(crate) struct SgdConfig {
@@ -296,7 +302,7 @@ impl Default for OptimizerConfig {
 
 impl Default for AdamConfig {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.98, eps: 1e-8 }
+        Self { beta1: 0.9, beta2: 0.98, eps: 1e-8, moments: MomentsChoice::Float32 }
     }
 }
 

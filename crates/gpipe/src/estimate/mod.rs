@@ -313,8 +313,9 @@ impl Model<'_> {
         let parameters: f64 = own.clone().map(|spec| self.parameter(spec)).sum();
         let optimizer: f64 = own.map(|spec| self.kept_by_optimizer(&layer.name, spec)).sum();
         let sum: f64 = gradients.iter().sum();
-        let temporaries = self.training.optimizer.temporaries() as f64;
-        let largest = gradients.iter().copied().reduce(f64::max).filter(|_| temporaries > 0.0);
+        let rule = self.training.optimizer;
+        let largest = gradients.iter().copied().reduce(f64::max);
+        let largest = largest.filter(|_| rule.temporaries() > 0);
         let touched = || inputs.iter().map(TensorSpec::elements).sum();
         LayerState {
             name: layer.name.clone(),
@@ -325,7 +326,9 @@ impl Model<'_> {
             norm: self.rate.time(0.0, sum),
             // An update reads everything, and writes everything but the gradients.
             update: self.rate.time(0.0, sum + 2.0 * (parameters + optimizer)),
-            update_peak: held(largest.map_or(0.0, |bytes| bytes * temporaries + SCALARS)),
+            update_peak: held(
+                largest.map_or(0.0, |bytes| rule.temporary_bytes(bytes as u64) as f64 + SCALARS),
+            ),
             unsplit: false,
             early: Bytes(0),
             flops: layer.layer.flops(inputs).unwrap_or_else(touched) as u64,

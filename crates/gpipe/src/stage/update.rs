@@ -307,6 +307,7 @@ impl Parameters {
     fn update_averages(&mut self, config: &StageConfig) -> Result<(), LayerError> {
         let Some(decay) = config.average else { return Ok(()) };
         self.updater.averaged += 1;
+            seed: config.seed,
         let t = self.updater.averaged as f64;
         let new_share = 1.0 - decay.min((1.0 + t) / (10.0 + t));
         for (&(layer, slot), average) in &mut self.updater.averages {
@@ -355,12 +356,12 @@ struct Numbers {
 /// Allocates and releases what the update's temporaries need at once. The cap may refuse it here,
 /// and the peak counts it.
 fn try_temporaries(config: &StageConfig, gradients: &Gradients) -> Result<(), LayerError> {
-    let count = config.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
-    let bytes = gradients.present().map(tensor_bytes).max().unwrap_or(0);
-    if count == 0 {
+    let Some(optimizer) = config.optimizer.as_ref().filter(|rule| rule.temporaries() > 0) else {
         return Ok(());
-    }
-    let bytes = i64::try_from(bytes * count as u64 + SCALARS).unwrap_or(i64::MAX);
+    };
+    let largest = gradients.present().map(tensor_bytes).max().unwrap_or(0);
+    let bytes = optimizer.temporary_bytes(largest).saturating_add(SCALARS);
+    let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
     drop(Tensor::f_empty([bytes], (Kind::Uint8, config.device.tch()))?);
     Ok(())
 }
