@@ -201,8 +201,8 @@ fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
 fn fault_moments_of_another_dtype_are_refused_before_anything_is_restored() {
     let one = Run(1, Schedule::GPipe, Remat::Never, &[]);
     for (from, to, words) in [
-        (Recipe::Adam, Recipe::Rounded, ["is F32", "BFloat16"]),
-        (Recipe::Rounded, Recipe::Adam, ["is BF16", "Float"]),
+        (Recipe::Adam, Recipe::Rounded, ["is F32", "the model's bfloat16"]),
+        (Recipe::Rounded, Recipe::Adam, ["is BF16", "the model's float32"]),
     ] {
         let folder = tempfile::tempdir().unwrap();
         let mut pipeline = build(&one, from, Kind::Float);
