@@ -40,6 +40,9 @@ pub(crate) fn pipeline_among(
 ) -> Result<PipelineBuilder, CliError> {
     let builder = replica(config, model, processes)?;
     match processes.replicas() {
+        Some(replicas) if config.pipeline.shard_optimizer => {
+            Ok(builder.replicas(replicas).shard_optimizer())
+        }
         Some(replicas) => Ok(builder.replicas(replicas)),
         None => Ok(builder),
     }
@@ -129,13 +132,13 @@ fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> Pipe
             eps: adam.eps,
             weight_decay,
             decoupled: optimizer.name == OptimizerName::AdamW,
-        }),
-        OptimizerName::Sgd => {
-            let (momentum, nesterov) = (sgd.momentum, sgd.nesterov);
             moments: match adam.moments {
                 MomentsChoice::Float32 => Moments::Full,
                 MomentsChoice::BFloat16 => Moments::BFloat16,
             },
+        }),
+        OptimizerName::Sgd => {
+            let (momentum, nesterov) = (sgd.momentum, sgd.nesterov);
             builder.optimizer(Sgd { lr, momentum, nesterov, weight_decay })
         }
         OptimizerName::RmsProp => builder.optimizer(RmsProp {

@@ -1,4 +1,5 @@
-//! Optimizers of one's own, Muon, which is the worked example of one, and Adam with rounded moments.
+//! Optimizers of one's own, Muon, which is the worked example of one, and Adam with rounded
+//! moments.
 //!
 //! - `oracle_`: Muon against its formula, rounded moments against exact ones
 //! - `property_`: what the roundings of moments depend on

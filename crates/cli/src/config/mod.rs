@@ -88,6 +88,11 @@ impl Config {
         self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
     }
 
+    /// The number of replicas among which the optimizer state is divided; 1 if each keeps all.
+    pub(crate) fn optimizer_shards(&self) -> usize {
+        if self.pipeline.shard_optimizer { self.pipeline.replicas.max(1) } else { 1 }
+    }
+
     /// The network of a model's folder.
     pub(crate) fn network(&self) -> Result<Network, ConfigError> {
         let reason = match &self.model {
@@ -269,6 +274,9 @@ impl Config {
         }
         if let Some(replicas) = arguments.replicas {
             pipeline.replicas = replicas;
+        }
+        if arguments.shard_optimizer {
+            pipeline.shard_optimizer = true;
         }
         if let Some(schedule) = &arguments.schedule {
             pipeline.schedule = schedule.clone();

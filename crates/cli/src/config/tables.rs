@@ -46,6 +46,10 @@ pub(crate) struct PipelineConfig {
     /// Number of copies of the whole pipeline, each of which trains on its part of every
     /// mini-batch. The number of processes must be a multiple of it.
     pub replicas: usize,
+    /// Whether the replicas divide the optimizer state among them: each keeps and updates the state
+    /// of a part of every stage's parameters, and sends the updated parameters to the others. It
+    /// changes no result and no checkpoint. With one replica it has no effect.
+    pub shard_optimizer: bool,
     /// Pipeline schedule: `gpipe`, `1f1b`, `interleaved:V` (V stages on each device), `zb-h1`, or
     /// `file:PATH`.
     #[serde(with = "as_text")]
@@ -171,16 +175,16 @@ pub(crate) struct AdamConfig {
     pub beta2: f64,
     /// Constant added to the denominator.
     pub eps: f64,
-}
-
-/// Constants of `sgd`.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
     /// Dtype in which the two moments are kept: `float32`, or `bfloat16` in half the memory. New
     /// moments are rounded to `bfloat16` stochastically, by random numbers that depend only on the
     /// seed, parameter, update and element. With `pipeline.dtype = "float64"`, `float32` stands for
     /// `float64`.
     #[serde(with = "as_text")]
     pub moments: MomentsChoice,
+}
+
+/// Constants of `sgd`.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 #[derive(Default)]
 pub(crate) struct SgdConfig {
@@ -263,6 +267,7 @@ impl Default for PipelineConfig {
             stages: 2,
             micro_batches: 4,
             replicas: 1,
+            shard_optimizer: false,
             schedule: ScheduleChoice::Named(Schedule::OneFOneB),
             balance: Balance::Cost,
             remat: RematPolicies::default(),

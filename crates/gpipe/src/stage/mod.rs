@@ -45,6 +45,7 @@ mod pending;
 mod queue;
 pub(crate) mod recorder;
 pub(crate) mod reduction;
+mod sharding;
 mod state;
 mod step;
 mod unread;
