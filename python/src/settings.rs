@@ -3,8 +3,9 @@
 use std::{collections::HashSet, time::Duration};
 
 use gpipe::{
-    Adafactor, Adam, Balance, Bytes, Device, Group, Interrupt, Kernels, Moments, NormsFollow, Pipeline,
-    PipelineBuilder, RematPolicies, RmsForm, RmsProp, Schedule, Sequence, Sgd, TensorSpec,
+    Adafactor, Adam, Balance, Bytes, Device, Group, Interrupt, Kernels, Moments, NormsFollow,
+    Pipeline, PipelineBuilder, RematPolicies, RmsForm, RmsProp, Schedule, Sequence, Sgd,
+    TensorSpec,
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 
