@@ -236,8 +236,9 @@ impl PipelineBuilder {
     /// Every rule of this crate updates each parameter by itself. A rule of your own that combines
     /// parameters of a layer sees only those that its replica updates.
     ///
-    /// [`Pipeline::state`] collects the state from all replicas: each of them calls it, or
-    /// [`Pipeline::share_state`], after the same step.
+    /// [`Pipeline::state`](crate::Pipeline::state) collects the state from all replicas: each of
+    /// them calls it, or [`Pipeline::share_state`](crate::Pipeline::share_state), after the same
+    /// step.
     #[must_use]
     pub fn shard_optimizer(mut self) -> Self {
         self.shard_optimizer = true;
