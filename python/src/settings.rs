@@ -3,8 +3,9 @@
 use std::{collections::HashSet, time::Duration};
 
 use gpipe::{
-    Adafactor, Adam, Balance, Bytes, Device, Group, Interrupt, Kernels, NormsFollow, Pipeline,
-    PipelineBuilder, RematPolicies, RmsForm, RmsProp, Schedule, Sequence, Sgd, TensorSpec,
+    Adafactor, Adam, Balance, Bytes, Device, Group, Interrupt, Kernels, Moments, NormsFollow,
+    Pipeline, PipelineBuilder, RematPolicies, RmsForm, RmsProp, Schedule, Sequence, Sgd,
+    TensorSpec,
 };
 use pyo3::{exceptions::PyValueError, prelude::*};
 
@@ -64,7 +65,8 @@ impl Rule {
             }
             ("adam", &[beta1, beta2, eps, decoupled]) => {
                 let decoupled = decoupled != 0.0;
-                builder.optimizer(Adam { lr, beta1, beta2, eps, weight_decay, decoupled })
+                let moments = Moments::Full; // what PyTorch's rule keeps
+                builder.optimizer(Adam { lr, beta1, beta2, eps, weight_decay, decoupled, moments })
             }
             ("rmsprop", &[decay, momentum, eps]) => {
                 let form = RmsForm::PyTorch;

@@ -158,6 +158,15 @@ std::unique_ptr<GroupWork> ProcessGroup::all_reduce(Address tensor, bool largest
   return work;
 }
 
+std::unique_ptr<GroupWork> ProcessGroup::broadcast(Address tensor, int32_t from) const {
+  auto work = std::make_unique<GroupWork>();
+  work->impl->tensors = {borrow(tensor)};
+  c10d::BroadcastOptions options;
+  options.rootRank = from;
+  work->impl->work = impl->backend->broadcast(work->impl->tensors, options);
+  return work;
+}
+
 c10::intrusive_ptr<c10d::Backend> make_gloo(const c10::intrusive_ptr<c10d::Store> &store, int rank,
                                             int size, const std::string &address,
                                             milliseconds timeout) {

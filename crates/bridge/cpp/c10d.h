@@ -39,6 +39,7 @@ struct ProcessGroup {
   std::unique_ptr<GroupWork> send(Address tensor, int32_t to, int32_t tag) const;
   std::unique_ptr<GroupWork> receive(Address tensor, int32_t from, int32_t tag) const;
   std::unique_ptr<GroupWork> all_reduce(Address tensor, bool largest) const;
+  std::unique_ptr<GroupWork> broadcast(Address tensor, int32_t from) const;
   struct Impl;
   std::unique_ptr<Impl> impl;
 };

@@ -252,5 +252,10 @@ pub(crate) mod bridged {
             tensor: usize,
             largest: bool,
         ) -> Result<UniquePtr<GroupWork>>;
+        unsafe fn broadcast(
+            self: &ProcessGroup,
+            tensor: usize,
+            from: i32,
+        ) -> Result<UniquePtr<GroupWork>>;
     }
 }

@@ -20,6 +20,14 @@ pub fn float64(shape: &[i64], write: impl FnOnce(&mut [f64])) -> Result<Tensor> 
     new(shape, Kind::Double, write)
 }
 
+/// As [`float32`], with int16 elements.
+///
+/// # Errors
+/// A negative size; out of memory.
+pub fn int16(shape: &[i64], write: impl FnOnce(&mut [i16])) -> Result<Tensor> {
+    new(shape, Kind::Int16, write)
+}
+
 fn new<T>(shape: &[i64], kind: Kind, write: impl FnOnce(&mut [T])) -> Result<Tensor> {
     // Zeroed rather than empty, because `write` gets a `&mut [T]`, whose memory must be
     // initialized.
@@ -28,7 +36,7 @@ fn new<T>(shape: &[i64], kind: Kind, write: impl FnOnce(&mut [T])) -> Result<Ten
     let count = tensor.numel();
     if count > 0 {
         // SAFETY: the tensor is new, contiguous and on the CPU, and has `count` initialized
-        // elements. Both callers pair `kind` with its Rust type. Nothing else refers to the
+        // elements. The callers pair `kind` with its Rust type. Nothing else refers to the
         // elements.
         write(unsafe { std::slice::from_raw_parts_mut(tensor.data_ptr().cast::<T>(), count) });
     }

@@ -129,20 +129,21 @@ pub(crate) fn read_kind(
     Ok(all)
 }
 
-/// Opens a layer's file. Its bytes and its tensors' names, dtypes and shapes must match the
-/// manifest.
+/// Opens a layer's file. Its bytes, its tensors' names, and dtypes and shapes of parameters and
+/// averages must match the manifest.
 pub(crate) fn open(folder: &Path, layer: &Layer, entry: &FileEntry) -> Result<TensorFile> {
     let path = folder.join(&entry.path);
     let bytes = read_checked(folder, entry)?;
     let damaged = |reason: String| CheckpointError::Damaged { path: path.clone(), reason };
     let file = TensorFile::from_bytes(bytes, &path).map_err(|error| damaged(error.to_string()))?;
     let wanted = layer.tensors(entry.kind);
-    for (name, dtype, shape) in &wanted {
+    for (name, described) in &wanted {
         let at = file.entries().binary_search_by(|entry| entry.name.cmp(name));
         let found = at.ok().and_then(|at| file.entries().get(at));
         let fits = found.is_some_and(|found| {
-            found.kind.map(dtype_name).as_deref() == Some(*dtype)
-                && shape.is_none_or(|shape| shape == found.shape)
+            described.is_none_or(|(dtype, shape)| {
+                found.kind.map(dtype_name).as_deref() == Some(dtype) && shape == found.shape
+            })
         });
         if !fits {
             let name = shown(name);

@@ -311,20 +311,23 @@ impl Manifest {
     }
 }
 
+/// A tensor's full name, and its dtype and shape where the manifest has them.
+pub(crate) type Described<'a> = (String, Option<(&'a str, &'a [i64])>);
+
 impl Layer {
-    /// The tensors in the layer's file of one kind: full name, dtype, and shape if the manifest has
-    /// one.
-    pub(crate) fn tensors(&self, kind: FileKind) -> Vec<(String, &str, Option<&[i64]>)> {
+    /// The tensors in the layer's file of one kind. An optimizer may keep tensors of any dtype and
+    /// shape, which the manifest does not have.
+    pub(crate) fn tensors(&self, kind: FileKind) -> Vec<Described<'_>> {
         let mut all = Vec::new();
         for parameter in &self.parameters {
             let name = format!("{}.{}", self.name, parameter.name);
-            let (dtype, shape) = (parameter.dtype.as_str(), Some(&parameter.shape[..]));
+            let described = Some((parameter.dtype.as_str(), &parameter.shape[..]));
             match kind {
-                FileKind::Parameters => all.push((name, dtype, shape)),
-                FileKind::Averages if parameter.averaged => all.push((name, dtype, shape)),
+                FileKind::Parameters => all.push((name, described)),
+                FileKind::Averages if parameter.averaged => all.push((name, described)),
                 FileKind::Optimizer if parameter.updates.is_some() => {
                     let kept = parameter.optimizer.iter();
-                    all.extend(kept.map(|tensor| (format!("{name}.{tensor}"), dtype, None)));
+                    all.extend(kept.map(|tensor| (format!("{name}.{tensor}"), None)));
                 }
                 FileKind::Averages | FileKind::Optimizer | FileKind::Run => {}
             }

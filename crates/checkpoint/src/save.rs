@@ -169,7 +169,11 @@ impl Checkpoints {
         let before = self.wait_for(if late { Duration::ZERO } else { self.settings.deadline });
         let start = Instant::now();
         let (before, state) = match self.writing.is_some() {
-            true => (Ok(None), before.and_then(|_| Err(self.late()))),
+            true => {
+                // The other replicas wait for its part of the state all the same.
+                let shared = pipeline.share_state().map_err(CheckpointError::from);
+                (Ok(None), before.and(shared).and_then(|()| Err(self.late())))
+            }
             false => (before, pipeline.state().map_err(CheckpointError::from)),
         };
         // Either all ranks start to write or none does.

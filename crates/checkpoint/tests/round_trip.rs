@@ -11,8 +11,8 @@ use std::{
 
 use common::{assert_same, bits, builder, flat, info, names, newest, path, save, step, trained};
 use gpipe::{
-    Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Pipeline, Remat, RmsProp,
-    Schedule, Sequence, TensorSpec,
+    Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Moments, Pipeline, Remat,
+    RmsProp, Schedule, Sequence, TensorSpec,
     layers::{Activation, Attention, Dropout, Embedding, Head, Linear, Mlp},
 };
 use gpipe_checkpoint::{
@@ -78,6 +78,8 @@ struct Run(usize, Schedule, Remat, &'static [usize]);
 #[derive(Debug, Clone, Copy)]
 enum Recipe {
     Adam,
+    /// Moments in bfloat16, which are rounded by keyed random numbers.
+    Rounded,
     /// Optimizer state of two tensors with other shapes than the parameter's, a changing rate,
     /// frozen parameters and averages.
     Adafactor,
@@ -100,6 +102,7 @@ fn build(Run(stages, schedule, remat, balance): &Run, recipe: Recipe, kind: Kind
         .loss(CrossEntropy::default());
     let builder = match recipe {
         Recipe::Adam => builder.optimizer(Adam { lr: 1e-2, ..Adam::default() }),
+        Recipe::Rounded => builder.optimizer(rounded()),
         Recipe::RmsProp => builder.optimizer(RmsProp { lr: 1e-2, ..RmsProp::default() }),
         Recipe::Adafactor => builder
             .optimizer(Adafactor { weight_decay: 0.1, ..Adafactor::default() })
@@ -110,6 +113,10 @@ fn build(Run(stages, schedule, remat, balance): &Run, recipe: Recipe, kind: Kind
             .average(0.9),
     };
     builder.build().unwrap()
+}
+
+fn rounded() -> Adam {
+    Adam { lr: 1e-2, moments: Moments::BFloat16, ..Adam::default() }
 }
 
 fn train(pipeline: &mut Pipeline, steps: usize) {
@@ -131,7 +138,7 @@ fn tokens(seed: u64) -> impl Iterator<Item = i64> {
 
 #[test]
 fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
-    use Recipe::{Adafactor, Adam, RmsProp};
+    use Recipe::{Adafactor, Adam, RmsProp, Rounded};
     use Remat::{Always, Never, Segments, UnlessAdjacent};
     use Schedule::{GPipe, Interleaved, OneFOneB, ZbH1};
     let one = Run(1, GPipe, Never, &[]);
@@ -156,6 +163,8 @@ fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
         (&six, &three, Adafactor, Kind::Double),
         (&four, &four, Adafactor, Kind::BFloat16),
         (&one, &one, RmsProp, Kind::Float),
+        (&two, &split, Rounded, Kind::Float),
+        (&six_on_three, &one, Rounded, Kind::BFloat16),
     ];
     for (index, (from, to, recipe, kind)) in cases.into_iter().enumerate() {
         let what = format!("{from:?} to {to:?}, {recipe:?}, {kind:?}");
@@ -185,6 +194,29 @@ fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
         assert_same(&flat(&mut other), &at_the_time, &what);
         train(&mut other, 3);
         assert_same(&flat(&mut other), &expected, &what);
+    }
+}
+
+#[test]
+fn fault_moments_of_another_dtype_are_refused_before_anything_is_restored() {
+    let one = Run(1, Schedule::GPipe, Remat::Never, &[]);
+    for (from, to, words) in [
+        (Recipe::Adam, Recipe::Rounded, ["is F32", "the model's bfloat16"]),
+        (Recipe::Rounded, Recipe::Adam, ["is BF16", "the model's float32"]),
+    ] {
+        let folder = tempfile::tempdir().unwrap();
+        let mut pipeline = build(&one, from, Kind::Float);
+        train(&mut pipeline, 1);
+        let saved = save(folder.path(), Settings::default(), &mut pipeline, info(1));
+        let mut other = build(&one, to, Kind::Float);
+        let before = flat(&mut other);
+        let error = Checkpoint::open(&saved.folder).unwrap().restore(&mut other).unwrap_err();
+        let error = error.to_string();
+        assert!(
+            error.contains("exp_avg") && words.iter().all(|own| error.contains(own)),
+            "{error}"
+        );
+        assert_same(&flat(&mut other), &before, &error);
     }
 }
 

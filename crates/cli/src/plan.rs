@@ -70,10 +70,15 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     say!("{}", host_memory(&source.costs));
     if config.pipeline.replicas > 1 {
         say!(
-            "of one of {} replicas, with {} samples of each mini-batch; the time that sums of \
+            "of one of {} replicas, with {} samples of each mini-batch{}; the time that sums of \
             gradients take is not in the prediction",
             config.pipeline.replicas,
-            config.samples_of_a_pipeline()
+            config.samples_of_a_pipeline(),
+            if config.optimizer_shards() > 1 {
+                "; each keeps a part of the optimizer state"
+            } else {
+                ""
+            }
         );
     }
     let name = arguments.config.name();
@@ -279,6 +284,7 @@ fn find(
 ) -> Result<Found, CliError> {
     // Set here, where all plans are made, so that advice uses the same costs.
     source.costs.replicated = config.pipeline.replicas > 1;
+    source.costs.optimizer_shards = config.optimizer_shards();
     source.costs.own_memory =
         config.pipeline.devices.0.iter().any(|own| *own != gpipe::Device::Cpu);
     let samples = config.samples_of_a_pipeline();

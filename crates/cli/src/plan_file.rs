@@ -168,6 +168,13 @@ impl PlanFile {
                 config.pipeline.replicas
             )));
         }
+        let (planned, wanted) = (self.costs.optimizer_shards.max(1), config.optimizer_shards());
+        if planned > wanted {
+            return Err(CliError::Usage(format!(
+                "{origin} is a plan with the optimizer state divided among {planned} replicas, \
+                which needs less memory: give --replicas {planned} --shard-optimizer, or plan again"
+            )));
+        }
         let Plan { balance, micro_batches, schedule, remat } = &self.plan;
         let devices = config.pipeline.devices.0.len();
         let stages = self.plan.devices();

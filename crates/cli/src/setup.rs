@@ -3,8 +3,8 @@
 use std::{collections::HashMap, time::Duration};
 
 use gpipe::{
-    Adafactor, Adam, Decay, Group, Kernels, LearningRate, Pipeline, PipelineBuilder, RmsForm,
-    RmsProp, Sequence, Sgd, state::ParameterOutline,
+    Adafactor, Adam, Decay, Group, Kernels, LearningRate, Moments, Pipeline, PipelineBuilder,
+    RmsForm, RmsProp, Sequence, Sgd, state::ParameterOutline,
 };
 
 use gpipe_checkpoint::{TensorSet, fit::Fit};
@@ -12,8 +12,8 @@ use gpipe_checkpoint::{TensorSet, fit::Fit};
 use crate::{
     CliError,
     config::{
-        Config, Decays, GroupConfig, KernelChoice, OnUnreadableChoice, OptimizerConfig,
-        OptimizerName,
+        Config, Decays, GroupConfig, KernelChoice, MomentsChoice, OnUnreadableChoice,
+        OptimizerConfig, OptimizerName,
     },
     faults,
     processes::Processes,
@@ -40,6 +40,9 @@ pub(crate) fn pipeline_among(
 ) -> Result<PipelineBuilder, CliError> {
     let builder = replica(config, model, processes)?;
     match processes.replicas() {
+        Some(replicas) if config.pipeline.shard_optimizer => {
+            Ok(builder.replicas(replicas).shard_optimizer())
+        }
         Some(replicas) => Ok(builder.replicas(replicas)),
         None => Ok(builder),
     }
@@ -136,6 +139,10 @@ fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> Pipe
             eps: adam.eps,
             weight_decay,
             decoupled: optimizer.name == OptimizerName::AdamW,
+            moments: match adam.moments {
+                MomentsChoice::Float32 => Moments::Full,
+                MomentsChoice::BFloat16 => Moments::BFloat16,
+            },
         }),
         OptimizerName::Sgd => {
             let (momentum, nesterov) = (sgd.momentum, sgd.nesterov);

@@ -225,6 +225,45 @@ fn transparency_of_replicas_that_are_launched() {
     assert!(text.contains("3 processes for 2 replicas"), "{text}");
 }
 
+/// The optimizer state is divided among replicas: no number, weight or checkpoint is another one,
+/// and a run goes on with or without it.
+#[test]
+fn transparency_of_an_optimizer_sharded_over_replicas() {
+    let folder = Folder::new();
+    let rounded = ["--set", "optimizer.adam.moments=bfloat16"];
+    let plain = [MORE, &["--replicas", "2", "--micro-batches", "2"], &rounded].concat();
+    let sharded = [&plain[..], &["--shard-optimizer"]].concat();
+    folder.succeeds(&launched("2", &train("plain", &plain)));
+    let told = folder.succeeds(&launched("2", &train("sharded", &sharded)));
+    assert!(told.contains("each keeps a part of the optimizer state"), "{told}");
+    folder.succeeds(&launched("4", &train("four", &sharded)));
+    for other in ["sharded", "four"] {
+        assert_same_run(&folder, "plain", other);
+        assert_eq!(steps(&folder, "plain"), steps(&folder, other));
+    }
+    // Each goes on as the other would.
+    let on = |from, more: &[&'static str]| {
+        let resume = ["train", "--resume", from, "--steps", "14"];
+        folder.succeeds(&launched("2", &[&resume, more].concat()))
+    };
+    on("plain", &["--shard-optimizer"]);
+    on("sharded", &["--set", "pipeline.shard_optimizer=false"]);
+    assert!(folder.weights("plain") == folder.weights("sharded"));
+    let one = ["train", "--resume", "four", "--steps", "14", "--replicas", "1"];
+    let refused = [&one[..], &["--set", "optimizer.adam.moments=float32"]].concat();
+    folder.refuses(&refused, &["optimizer.adam.moments", "have the other dtype"]);
+    folder.succeeds(&one);
+
+    // A signal to the one that does not save: it gives its part of the state all the same.
+    let launch = ["launch", "--processes", "2", "--"];
+    let run = train_for("asked", "100000", "2", &sharded);
+    let mut run = Process::start(&mut folder.command(&[&launch[..], &run].concat()));
+    run.until("saved");
+    send("-TERM", &process_of(run.number(), 1));
+    assert_eq!(run.end(), Ok(143), "{}", run.printed);
+    assert!(run.printed.contains("is saved; to continue: gpipe train --resume"), "{}", run.printed);
+}
+
 /// A run that takes long, and saves often.
 fn long(folder: &Folder, launch: &[&str], out: &str) -> Process {
     let train = train_for(out, "100000", "2", MORE);

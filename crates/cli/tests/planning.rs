@@ -148,6 +148,29 @@ fn oracle_replicas_run_a_plan() {
     let by_hand = folder.path("run/config.toml").display().to_string();
     folder.succeeds(&with(&launch, &["train", &by_hand, "--out", "again"]));
     assert!(folder.weights("run") == folder.weights("again"));
+    // The optimizer state is divided among them: less is predicted, and held.
+    let shards = ["--set", "pipeline.shard_optimizer=true"];
+    let divided =
+        ["plan", "tiny.toml", "--devices", "2", "--micro-batches", "2", "--out", "s.json"];
+    let planned = folder.succeeds(&with(&with(&divided, &replicas), &shards));
+    assert!(planned.contains("each keeps a part of the optimizer state"), "{planned}");
+    let less = json(&folder, "s.json");
+    let refused = folder.gpipe(&train(&["--plan", "s.json", "--out", "none"]));
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(text.contains("give --replicas 2 --shard-optimizer, or plan again"), "{text}");
+    folder.succeeds(&train(&["--shard-optimizer", "--plan", "s.json", "--out", "sharded"]));
+    assert!(folder.weights("run") == folder.weights("sharded"));
+    let step = StepFile::read(&folder.path("sharded/step.json")).unwrap();
+    let peaks = |plan: &Value| -> Vec<u64> {
+        let all = plan["predicted"]["peaks"].as_array().unwrap();
+        all.iter().map(|own| own.as_u64().unwrap()).collect()
+    };
+    for (own, (most, whole)) in step.memory.peaks.iter().zip(peaks(&less).iter().zip(peaks(&plan)))
+    {
+        assert!(*most < whole, "{most} predicted, {whole} with all state");
+        assert!(most + 4 * (2 * 8 * 16 * 4) >= own.0, "{most} predicted, {own} held");
+        assert!(own.0 < whole, "{own} held, {whole} with all state");
+    }
     // One that they measure and make themselves.
     fs::remove_file(folder.path("out/tiny.profile.json")).unwrap();
     let printed = folder.succeeds(&train(&["--plan", "auto", "--out", "auto"]));

@@ -43,6 +43,7 @@ pub mod plan;
 pub mod remat;
 pub mod report;
 pub mod schedule;
+pub mod shard;
 pub mod simulate;
 pub mod splitmix;
 #[cfg(feature = "testing")]

@@ -39,8 +39,10 @@ pub struct Member {
     beside: Gathers,
     across: Gathers,
     gpus: Connected,
-    /// How many pipelines have built each stage so far.
-    built: Mutex<HashMap<StageId, u64>>,
+    /// For each stage, how many pipelines have built it so far, and the last one's connections.
+    /// These outlive that pipeline, because another replica may still read its last sum. Once the
+    /// stage is built again, all replicas are done with it.
+    built: Mutex<HashMap<StageId, (u64, Option<Group>)>>,
 }
 
 impl Member {
@@ -181,7 +183,7 @@ impl Replicas for Member {
         // earlier one.
         let number = {
             let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
-            let number = built.entry(stage).or_default();
+            let (number, _) = built.entry(stage).or_default();
             *number += 1;
             *number
         };
@@ -190,7 +192,12 @@ impl Replicas for Member {
         let store = store.prefixed(&format!("replicas/{stage}/{number}")).map_err(lost)?;
         let group =
             Group::gloo(&store, self.replica, self.replicas, &shared.address, shared.deadline);
-        let sums = group.and_then(|group| group.sums()).map_err(lost)?;
+        let group = group.map_err(lost)?;
+        let sums = group.sums().map_err(lost)?;
+        let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
+        let before = built.insert(stage, (number, Some(group)));
+        drop(built); // before the connections, whose end may take a while
+        drop(before);
         let place = self.cluster.rank() % self.processes;
         let others = (0..self.replicas).filter(|replica| *replica != self.replica);
         let others = others.map(|replica| replica * self.processes + place).collect();
@@ -202,7 +209,7 @@ impl Replicas for Member {
     }
 }
 
-/// Sums of one stage over all replicas.
+/// Sums and broadcasts of one stage over all replicas.
 struct StageSums {
     shared: Arc<Shared>,
     sums: Sums,
@@ -250,6 +257,10 @@ impl StageSums {
 impl Summing for StageSums {
     fn begin(&mut self, tensor: Tensor) -> Result<(), PeerError> {
         self.sums.begin(tensor).map_err(|error| self.lost(&error))
+    }
+
+    fn begin_broadcast(&mut self, tensor: Tensor, from: usize) -> Result<(), PeerError> {
+        self.sums.begin_broadcast(tensor, from).map_err(|error| self.lost(&error))
     }
 
     fn end(&mut self) -> Result<Tensor, PeerError> {

@@ -52,7 +52,7 @@ fn train(pipeline: &mut Pipeline, samples: i64, steps: u64) -> Computed {
 }
 
 /// Makes the pipeline one of `replicas` replicas.
-fn replicated(
+pub fn replicated(
     cluster: &Arc<Cluster>,
     replicas: usize,
     builder: PipelineBuilder,
@@ -96,20 +96,24 @@ fn norm(named: &Named) -> f64 {
 fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
     let mut expected: Option<(Vec<u64>, Named, Named)> = None;
     let ways = [
-        (1, 1, Schedule::GPipe),
-        (1, 3, Schedule::GPipe),
-        (2, 2, Schedule::GPipe),
-        (1, 3, Schedule::ZbH1),
-        (2, 2, Schedule::Interleaved(2)),
+        (1, 1, Schedule::GPipe, false),
+        (1, 3, Schedule::GPipe, false),
+        (2, 2, Schedule::GPipe, false),
+        (1, 3, Schedule::ZbH1, false),
+        (2, 2, Schedule::Interleaved(2), false),
+        (1, 1, Schedule::GPipe, true),
+        (1, 3, Schedule::ZbH1, true),
+        (2, 2, Schedule::Interleaved(2), true),
     ];
-    for (processes, stages, schedule) in ways {
+    for (processes, stages, schedule, shards) in ways {
         let what = format!(
             "{features:?}: {replicas} replicas of {stages} stages in {processes} processes, \
-            {schedule}"
+            {schedule}, optimizer sharded: {shards}"
         );
         let found = in_processes(replicas * processes, DEADLINE, |cluster| {
             let built = builder(features, stages, 2).schedule(schedule.clone());
             let built = replicated(&cluster, replicas, built);
+            let built = if shards { built.shard_optimizer() } else { built };
             train(&mut built.build().unwrap(), samples, STEPS)
         });
         for replica in found.chunks(processes) {
@@ -236,10 +240,16 @@ fn fault_what_cannot_be_shared_out_is_refused() {
 /// On a non-finite gradient, all replicas skip the update together, and all continue.
 #[test]
 fn fault_a_nan_in_one_replica_is_one_in_all() {
+    assert_eq!(after_overflows(false), after_overflows(true), "sharded, or not");
+}
+
+/// Which steps are skipped, and the bits of the state at the end.
+fn after_overflows(shards: bool) -> (Vec<bool>, Vec<u64>) {
     let features = Features { kind: Kind::Half, ..Features::plain() };
-    let found = in_processes(2, DEADLINE, |cluster| {
+    let mut found = in_processes(2, DEADLINE, |cluster| {
         let built =
             replicated(&cluster, 2, builder(features, 1, 2).learning_rate(Default::default()));
+        let built = if shards { built.shard_optimizer() } else { built };
         let mut pipeline = built.build().unwrap();
         let mut skipped = Vec::new();
         // The initial loss scale overflows in float16.
@@ -251,6 +261,7 @@ fn fault_a_nan_in_one_replica_is_one_in_all() {
     });
     assert!(found[0].0.contains(&false), "{:?}", found[0].0);
     assert!(found[0] == found[1]);
+    found.swap_remove(0)
 }
 
 #[test]

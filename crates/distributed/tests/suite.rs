@@ -10,3 +10,4 @@ mod checkpoints;
 mod common;
 mod parts;
 mod replicas;
+mod sharding;

@@ -107,8 +107,8 @@ pub use loss::{
 pub use metric::{Accuracy, Measured, Metric, TopK};
 pub use observer::{ActionEvent, DeviceMemory, LayerEvent, Observer, Pass, StepEvent, When};
 pub use optim::{
-    Adafactor, Adam, Decay, Group, LearningRate, Muon, Optimizer, ParameterInfo, RmsForm, RmsProp,
-    Sgd, StateSpec, Update, name_matches,
+    Adafactor, Adam, Decay, Group, LearningRate, Moments, Muon, Optimizer, ParameterInfo, RmsForm,
+    RmsProp, Sgd, StateSpec, Update, name_matches,
 };
 pub use parameter::{Init, LoraRole, ParameterSpec};
 pub use pipeline::{

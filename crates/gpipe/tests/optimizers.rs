@@ -1,6 +1,8 @@
-//! Optimizers of one's own, and Muon, which is the worked example of one.
+//! Optimizers of one's own, Muon, which is the worked example of one, and Adam with rounded
+//! moments.
 //!
-//! - `oracle_`: Muon against its formula
+//! - `oracle_`: Muon against its formula, rounded moments against exact ones
+//! - `property_`: what the roundings of moments depend on
 //! - `transparency_`: through the shared matrix, with state in other dtypes and shapes
 //! - `fault_`: an optimizer that damages what it is given
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
@@ -15,8 +17,8 @@ use common::{
     model, uniform,
 };
 use gpipe::{
-    Adam, LayerError, MeanSquaredError, Muon, Optimizer, ParameterInfo, Pipeline, PipelineBuilder,
-    Sequence, StateSpec, TensorSpec, Update,
+    Adam, LayerError, MeanSquaredError, Moments, Muon, Optimizer, ParameterInfo, Pipeline,
+    PipelineBuilder, Sequence, StateSpec, TensorSpec, Update,
     layers::{Activation, Linear},
 };
 use tch::{Kind, Tensor};
@@ -40,6 +42,113 @@ fn transparency_of_muon() {
     matrix("muon", &|builder| {
         builder.optimizer(Muon { others: others.clone(), ..Muon::default() })
     });
+}
+
+fn with_rounded_moments() -> Adam {
+    let moments = Moments::BFloat16;
+    Adam { lr: 0.01, weight_decay: 0.1, decoupled: true, moments, ..Adam::default() }
+}
+
+#[test]
+fn transparency_of_moments_in_bfloat16() {
+    matrix("moments in bfloat16", &|builder| {
+        builder.optimizer(with_rounded_moments()).average(0.9).clip_norm(1.0)
+    });
+    matrix("muon with moments in bfloat16", &|builder| {
+        let adam = with_rounded_moments();
+        let others = vec!["embedding.*".into(), "head.*".into()];
+        builder.optimizer(Muon { others, adam, ..Muon::default() })
+    });
+}
+
+/// Runs Adam on one parameter of `count` elements, for 20 updates with fixed gradients, and returns
+/// the parameter and its moments.
+fn adam_alone(adam: Adam, name: &str, seed: u64, count: i64) -> Vec<Tensor> {
+    let parameter = uniform(&[count], 5, Kind::Float);
+    let info = ParameterInfo { name, shape: &[count], kind: Kind::Float };
+    let zeros = |spec: StateSpec| {
+        Tensor::zeros(&spec.shape, (spec.kind.unwrap_or(Kind::Float), tch::Device::Cpu))
+    };
+    let state: Vec<Tensor> = adam.state(&info).into_iter().map(zeros).collect();
+    for update in 1..=20 {
+        let grad = uniform(&[count], 100 + update, Kind::Float);
+        adam.apply(&Update {
+            names: &[name],
+            parameters: &[&parameter],
+            grads: &[&grad],
+            state: &[&state],
+            lr: adam.lr,
+            weight_decay: adam.weight_decay,
+            update,
+            step: update,
+            seed,
+        })
+        .unwrap();
+    }
+    std::iter::once(parameter).chain(state).collect()
+}
+
+#[test]
+fn oracle_moments_in_bfloat16_follow_those_in_float32() {
+    // More elements than one part of an update has, and not a multiple of it.
+    let count = 300_001;
+    let rounded = with_rounded_moments();
+    let found = adam_alone(rounded, "a.w", 1, count);
+    let expected = adam_alone(Adam { moments: Moments::Full, ..rounded }, "a.w", 1, count);
+    assert_eq!([found[1].kind(), found[2].kind()], [Kind::BFloat16; 2]);
+    let double = |tensor: &Tensor| tensor.to_kind(Kind::Double);
+    for moment in [1, 2] {
+        let apart = double(&found[moment]) - double(&expected[moment]);
+        // The rounding errors of elements are independent and have mean 0: the mean of all is
+        // within five of its standard errors of 0.
+        let error = apart.std(true).double_value(&[]) / (count as f64).sqrt();
+        assert!(error > 0.0);
+        assert!(apart.mean(Kind::Double).double_value(&[]).abs() < 5.0 * error, "{moment}");
+    }
+    assert!(found[2].min().double_value(&[]) >= 0.0);
+    // 20 updates of at most about lr each; the moments are off by some 2^-8 of theirs.
+    let apart = (&found[0] - &expected[0]).abs().max().double_value(&[]);
+    assert!(apart > 0.0 && apart < 0.2 * 20.0 * rounded.lr, "{apart}");
+}
+
+/// Rounding to nearest would leave a second moment where it is once an update changes it by less
+/// than half a step.
+#[test]
+fn property_small_changes_of_a_moment_are_not_lost() {
+    let adam = Adam { beta2: 0.999, ..with_rounded_moments() };
+    let count = 4096;
+    let state =
+        [0.0, 1.0].map(|value| Tensor::full([count], value, (Kind::BFloat16, tch::Device::Cpu)));
+    let parameter = Tensor::zeros([count], (Kind::Float, tch::Device::Cpu));
+    for update in 1..=400 {
+        adam.apply(&Update {
+            names: &["a.w"],
+            parameters: &[&parameter],
+            grads: &[&parameter.zeros_like()],
+            state: &[&state],
+            lr: 0.0,
+            weight_decay: 0.0,
+            update,
+            step: update,
+            seed: 1,
+        })
+        .unwrap();
+    }
+    let mean = state[1].mean(Kind::Double).double_value(&[]);
+    // 0.999^400 = 0.67. An element's relative error is below sqrt(400) steps of 2^-8 / 2, or 0.04;
+    // the mean of 4096 of them is within five standard errors, 0.003.
+    assert!((mean - 0.999_f64.powi(400)).abs() < 0.003, "{mean}");
+}
+
+#[test]
+fn property_roundings_depend_on_seed_and_name() {
+    let run = |name, seed| adam_alone(with_rounded_moments(), name, seed, 1000);
+    let own = run("a.w", 1);
+    assert_eq!(own, run("a.w", 1));
+    for other in [run("a.v", 1), run("a.w", 2)] {
+        assert_ne!(own[1], other[1]);
+        assert_ne!(own[2], other[2]);
+    }
 }
 
 /// The network of the formula's test: a wide and a tall matrix, and vectors.
@@ -91,6 +200,7 @@ fn oracle_muon_is_its_formula() {
                     weight_decay: decay,
                     update: step,
                     step,
+                    seed: 0,
                 };
                 adam.apply(&update).unwrap();
                 continue;

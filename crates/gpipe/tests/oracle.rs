@@ -19,8 +19,8 @@ use common::{
     FEATURES, Features, LENGTH, Named, Run, assert_close, assert_same_bits, batch, model, uniform,
 };
 use gpipe::{
-    Adam, Balance, Bytes, Forward, Infer, Init, Layer, LayerError, MeanSquaredError, Nanos,
-    Optimizer, ParameterSpec, Pipeline, PipelineBuilder, Remat, Schedule, Sequence, Sgd,
+    Adam, Balance, Bytes, Forward, Infer, Init, Layer, LayerError, MeanSquaredError, Moments,
+    Nanos, Optimizer, ParameterSpec, Pipeline, PipelineBuilder, Remat, Schedule, Sequence, Sgd,
     StepReport, TensorSpec,
     layers::{Activation, Linear},
 };
@@ -260,8 +260,15 @@ fn adam(g: &Tensor, state: &mut [Tensor; 2], step: i32) -> Tensor {
     m / (v.sqrt() + 1e-6)
 }
 
-const ADAM: Adam =
-    Adam { lr: 0.01, beta1: 0.8, beta2: 0.95, eps: 1e-6, weight_decay: 0.1, decoupled: false };
+const ADAM: Adam = Adam {
+    lr: 0.01,
+    beta1: 0.8,
+    beta2: 0.95,
+    eps: 1e-6,
+    weight_decay: 0.1,
+    decoupled: false,
+    moments: Moments::Full,
+};
 
 #[test]
 fn oracle_optimizer_adam() {

@@ -52,6 +52,7 @@ fn gpt(layers: usize) -> ModelCosts {
             gradients: Bytes(28 * MIB),
             statistics: Bytes(0),
             optimizer: Bytes(56 * MIB),
+            shardable: vec![Bytes(56 * MIB)],
             norm: Nanos(vary(1e5)),
             update: Nanos(vary(1e6)),
             update_peak: Bytes(28 * MIB),
@@ -65,6 +66,7 @@ fn gpt(layers: usize) -> ModelCosts {
         layers: vec![0, layers - 1],
         parameters: Bytes(96 * MIB),
         optimizer: Bytes(192 * MIB),
+        shardable: Bytes(192 * MIB),
     };
     ModelCosts {
         fed: Bytes(0),

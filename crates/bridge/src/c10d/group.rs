@@ -90,7 +90,8 @@ impl Group {
         Ok(Inbox::new(Arc::clone(&self.0), from, tag))
     }
 
-    /// Starts the sums over all processes of the group. Every process must call this.
+    /// Starts the sums and broadcasts over all processes of the group. Every process must call
+    /// this.
     ///
     /// # Errors
     /// It was already called; the system has no thread for it.
@@ -150,6 +151,17 @@ impl Raw {
         // reference.
         let work = unsafe { self.group.all_reduce(address(tensor), largest) };
         work.map(|work| Work::new(work, what, None)).map_err(failed(what, None))
+    }
+
+    /// Starts to copy the tensor of process `from` into those of all others. All have the same
+    /// size, and nothing else may use them.
+    pub(super) fn broadcast(&self, tensor: &Tensor, from: usize) -> Result<Work> {
+        let what = "the broadcast to all processes";
+        let rank = number(from, what)?;
+        // SAFETY: the tensor at this address is borrowed for the whole call; the work holds its own
+        // reference.
+        let work = unsafe { self.group.broadcast(address(tensor), rank) };
+        work.map(|work| Work::new(work, what, Some(from))).map_err(failed(what, Some(from)))
     }
 }
 

@@ -1,4 +1,5 @@
-//! Sums of tensors over all processes of a group (all-reduce).
+//! Sums of tensors over all processes of a group (all-reduce), and copies of one process's tensor
+//! for all (broadcast).
 
 use std::{
     collections::VecDeque,
@@ -9,7 +10,7 @@ use std::{
     time::Duration,
 };
 
-use tch::{Device, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use super::{Error, Result, group::Raw};
 
@@ -18,9 +19,9 @@ const UNDER_WAY_MAX: usize = 4096;
 /// Fallback timeout: c10d normally ends a sum at its group's timeout.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
-/// Sums over all processes of a group. Every process must begin them in the same order. A thread
-/// executes them one after the other. It compares the tensors' sizes first, because Gloo would end
-/// a process that is sent more than it expects.
+/// Sums and broadcasts over all processes of a group. Every process must begin them in the same
+/// order. A thread executes them one after the other. It compares the tensors' sizes first, because
+/// Gloo would end a process that is sent more than it expects.
 pub struct Sums {
     jobs: SyncSender<Job>,
     under_way: VecDeque<Receiver<Result<Tensor>>>,
@@ -28,6 +29,8 @@ pub struct Sums {
 
 struct Job {
     tensor: Tensor,
+    /// The process whose tensor all get; `None` for a sum.
+    from: Option<usize>,
     done: SyncSender<Result<Tensor>>,
 }
 
@@ -35,9 +38,12 @@ impl Sums {
     pub(super) fn start(group: Arc<Raw>) -> Result<Self> {
         let (jobs, asked) = sync_channel::<Job>(UNDER_WAY_MAX);
         let run = move || {
-            for Job { tensor, done } in asked {
+            for Job { tensor, from, done } in asked {
                 // The caller may be gone.
-                let _ = done.send(sum(&group, tensor));
+                let _ = done.send(match from {
+                    None => sum(&group, tensor),
+                    Some(from) => broadcast(&group, tensor, from),
+                });
             }
         };
         let thread = std::thread::Builder::new().name("gpipe-sums".into()).spawn(run);
@@ -51,21 +57,35 @@ impl Sums {
     /// # Errors
     /// The tensor is not contiguous or not on the CPU; too many sums are in flight.
     pub fn begin(&mut self, tensor: Tensor) -> Result<()> {
+        self.start_job(tensor, None)
+    }
+
+    /// Starts to copy the tensor of process `from` into `tensor`, which has the same size and dtype
+    /// in all processes. It may have any dtype. Its values are undefined until
+    /// [`Sums::end`] returns it.
+    ///
+    /// # Errors
+    /// As [`Sums::begin`].
+    pub fn begin_broadcast(&mut self, tensor: Tensor, from: usize) -> Result<()> {
+        self.start_job(tensor, Some(from))
+    }
+
+    fn start_job(&mut self, tensor: Tensor, from: Option<usize>) -> Result<()> {
         if !tensor.defined() || tensor.device() != Device::Cpu || !tensor.is_contiguous() {
-            return Err(error("a tensor to sum is contiguous and on the CPU".into()));
+            return Err(error("a tensor to exchange is contiguous and on the CPU".into()));
         }
         let (done, ended) = sync_channel(1);
-        match self.jobs.try_send(Job { tensor, done }) {
+        match self.jobs.try_send(Job { tensor, from, done }) {
             Ok(()) => self.under_way.push_back(ended),
             Err(TrySendError::Full(_)) => {
-                return Err(error(format!("more than {UNDER_WAY_MAX} sums are under way")));
+                return Err(error(format!("more than {UNDER_WAY_MAX} exchanges are under way")));
             }
             Err(TrySendError::Disconnected(_)) => return Err(error("its thread is gone".into())),
         }
         Ok(())
     }
 
-    /// Waits for the oldest sum that was begun; `None` if none was begun.
+    /// Waits for the oldest sum or broadcast that was begun; `None` if none was begun.
     ///
     /// # Errors
     /// Another process's tensor has another size or dtype; a process is gone, or did not come
@@ -81,29 +101,45 @@ impl Sums {
 }
 
 fn sum(group: &Raw, tensor: Tensor) -> Result<Tensor> {
-    let own = [tensor.numel() as i64, tensor.kind() as i64];
-    let torch = |source: tch::TchError| error(source.to_string());
-    // If the maximum equals the minimum, all processes have the same value.
-    let both = Tensor::f_from_slice(&[own[0], own[1], -own[0], -own[1]]).map_err(torch)?;
-    group.all_reduce(&both, true)?.wait(LONGEST)?;
-    let largest = Vec::<i64>::try_from(&both).map_err(torch)?;
-    if largest != [own[0], own[1], -own[0], -own[1]] {
-        return Err(error(format!(
-            "this process gives {} elements of {:?}, another one gives others: all must give as \
-            many \
-             of one dtype",
-            own[0],
-            tensor.kind()
-        )));
-    }
+    compare(group, &tensor)?;
     if tensor.numel() > 0 {
         group.all_reduce(&tensor, false)?.wait(LONGEST)?;
     }
     Ok(tensor)
 }
 
+fn broadcast(group: &Raw, tensor: Tensor, from: usize) -> Result<Tensor> {
+    compare(group, &tensor)?;
+    if tensor.numel() > 0 {
+        // As bytes: Gloo does not know all dtypes. A view shares the memory.
+        let bytes = tensor.f_view([-1]).and_then(|flat| flat.f_view_dtype(Kind::Uint8));
+        let bytes = bytes.map_err(|source| error(source.to_string()))?;
+        group.broadcast(&bytes, from)?.wait(LONGEST)?;
+    }
+    Ok(tensor)
+}
+
+/// Returns an error unless all processes have a tensor of the same size and dtype.
+fn compare(group: &Raw, tensor: &Tensor) -> Result<()> {
+    let own = [tensor.numel() as i64, tensor.kind() as i64];
+    let torch = |source: tch::TchError| error(source.to_string());
+    // If the maximum equals the minimum, all processes have the same value.
+    let both = Tensor::f_from_slice(&[own[0], own[1], -own[0], -own[1]]).map_err(torch)?;
+    group.all_reduce(&both, true)?.wait(LONGEST)?;
+    let largest = Vec::<i64>::try_from(&both).map_err(torch)?;
+    if largest == [own[0], own[1], -own[0], -own[1]] {
+        return Ok(());
+    }
+    Err(error(format!(
+        "this process gives {} elements of {:?}, another one gives others: all must give as many \
+        of one dtype",
+        own[0],
+        tensor.kind()
+    )))
+}
+
 fn error(message: String) -> Error {
-    Error { operation: "a sum over all processes".into(), peer: None, message }
+    Error { operation: "an exchange with all processes".into(), peer: None, message }
 }
 
 impl std::fmt::Debug for Sums {

@@ -122,6 +122,43 @@ fn oracle_sums_are_those_of_all_processes() {
     }
 }
 
+#[test]
+fn oracle_a_broadcast_is_the_tensor_of_one_process_in_all() {
+    let own = |rank: i64, kind: Kind| (numbers(0..6) + rank * 10).to_kind(kind).reshape([2, 3]);
+    let kinds = [Kind::Float, Kind::BFloat16, Kind::Int64, Kind::Bool, Kind::Double];
+    let found = ranks(3, |group| -> Result<_> {
+        let mut sums = group.sums()?;
+        let rank = group.rank() as i64;
+        for (at, kind) in kinds.into_iter().enumerate() {
+            sums.begin_broadcast(own(rank, kind), at % 3)?;
+        }
+        // A scalar, an empty tensor, and a sum among them.
+        sums.begin_broadcast(Tensor::from(rank + 5), 2)?;
+        sums.begin(numbers(rank..rank + 1))?;
+        sums.begin_broadcast(numbers(0..0), 1)?;
+        (0..kinds.len() + 3).map(|_| Ok(sums.end(TIMEOUT)?.unwrap())).collect::<Result<Vec<_>>>()
+    });
+    for found in found {
+        let found = found.unwrap();
+        for (at, kind) in kinds.into_iter().enumerate() {
+            assert_eq!(found[at], own(at as i64 % 3, kind), "{kind:?}");
+        }
+        assert_eq!(found[kinds.len()], Tensor::from(7_i64));
+        assert_eq!(found[kinds.len() + 1], numbers(3..4));
+        assert_eq!(found[kinds.len() + 2].numel(), 0);
+    }
+}
+
+#[test]
+fn fault_a_broadcast_of_unequal_tensors_is_an_error_everywhere() {
+    let errors = ranks(2, |group| {
+        let mut sums = group.sums().unwrap();
+        sums.begin_broadcast(numbers(0..4 + group.rank() as i64), 0).unwrap();
+        sums.end(TIMEOUT).unwrap_err().to_string()
+    });
+    assert!(errors.iter().all(|error| error.contains("all must give as many")), "{errors:?}");
+}
+
 /// Gloo ended the process whose tensor was smaller than what arrived.
 #[test]
 fn regression_sums_of_unequal_tensors_are_errors_everywhere() {

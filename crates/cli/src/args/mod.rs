@@ -158,6 +158,10 @@ pub(crate) struct PipelineArguments {
     /// the number of processes must be a multiple of R (pipeline.replicas)
     #[arg(long, value_name = "R", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub replicas: Option<usize>,
+    /// Divides the optimizer state among the replicas: each keeps and updates a part of it
+    /// (pipeline.shard_optimizer)
+    #[arg(long)]
+    pub shard_optimizer: bool,
     /// Schedule: gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH
     /// (pipeline.schedule)
     #[arg(long)]

@@ -136,6 +136,9 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
                 false => Effect::Refused("the two optimizers keep different state"),
             }
         }
+        "optimizer.adam.moments" => {
+            Effect::Refused("the checkpoint's moments have the other dtype")
+        }
         "optimizer.sgd.momentum" | "optimizer.rmsprop.momentum" => {
             // With momentum, the state has one more tensor.
             let is_zero = |value: &Option<toml::Value>| {
@@ -162,7 +165,7 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::config::{Dtype, Model, OptimizerName, TransformerConfig};
+    use crate::config::{Dtype, Model, MomentsChoice, OptimizerName, TransformerConfig};
 
     fn effects(change: impl FnOnce(&mut Config)) -> Vec<(String, Effect)> {
         let old = Config::default();
@@ -190,6 +193,7 @@ mod tests {
             );
         };
         refused(|c| c.optimizer.name = OptimizerName::Sgd, "optimizer.name");
+        refused(|c| c.optimizer.adam.moments = MomentsChoice::BFloat16, "optimizer.adam.moments");
         refused(|c| c.pipeline.dtype = Dtype::Float64, "pipeline.dtype");
         refused(
             |c| {

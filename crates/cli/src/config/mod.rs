@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 pub(crate) use crate::values::{
     CacheChoice, CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice,
-    OnBadLineChoice, OnNan, OnUnreadableChoice, OptimizerName, PackingChoice, TokenizerChoice,
-    VariantName,
+    MomentsChoice, OnBadLineChoice, OnNan, OnUnreadableChoice, OptimizerName, PackingChoice,
+    TokenizerChoice, VariantName,
 };
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{
@@ -98,6 +98,11 @@ impl Config {
     /// several replicas the largest part.
     pub(crate) fn samples_of_a_pipeline(&self) -> usize {
         self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
+    }
+
+    /// The number of replicas among which the optimizer state is divided; 1 if each keeps all.
+    pub(crate) fn optimizer_shards(&self) -> usize {
+        if self.pipeline.shard_optimizer { self.pipeline.replicas.max(1) } else { 1 }
     }
 
     /// The network of a model's folder.
@@ -316,6 +321,9 @@ impl Config {
         }
         if let Some(replicas) = arguments.replicas {
             pipeline.replicas = replicas;
+        }
+        if arguments.shard_optimizer {
+            pipeline.shard_optimizer = true;
         }
         if let Some(schedule) = &arguments.schedule {
             pipeline.schedule = schedule.clone();

@@ -10,7 +10,7 @@ use super::{
     model::Model,
 };
 use crate::values::{
-    Caps, Decays, Devices, Dtype, Every, KernelChoice, OnNan, OptimizerName, as_text,
+    Caps, Decays, Devices, Dtype, Every, KernelChoice, MomentsChoice, OnNan, OptimizerName, as_text,
 };
 
 /// Everything that determines a run. Every key has a default, so a file names only what differs.
@@ -65,6 +65,10 @@ pub(crate) struct PipelineConfig {
     /// Number of copies of the whole pipeline, each of which trains on its part of every
     /// mini-batch. The number of processes must be a multiple of it.
     pub replicas: usize,
+    /// Whether the replicas divide the optimizer state among them: each keeps and updates the state
+    /// of a part of every stage's parameters, and sends the updated parameters to the others. It
+    /// changes no result and no checkpoint. With one replica it has no effect.
+    pub shard_optimizer: bool,
     /// Pipeline schedule: `gpipe`, `1f1b`, `interleaved:V` (V stages on each device), `zb-h1`, or
     /// `file:PATH`.
     #[serde(with = "as_text")]
@@ -194,6 +198,12 @@ pub(crate) struct AdamConfig {
     pub beta2: f64,
     /// Constant added to the denominator.
     pub eps: f64,
+    /// Dtype in which the two moments are kept: `float32`, or `bfloat16` in half the memory. New
+    /// moments are rounded to `bfloat16` stochastically, by random numbers that depend only on the
+    /// seed, parameter, update and element. With `pipeline.dtype = "float64"`, `float32` stands for
+    /// `float64`.
+    #[serde(with = "as_text")]
+    pub moments: MomentsChoice,
 }
 
 /// Constants of `sgd`.
@@ -295,6 +305,7 @@ impl Default for PipelineConfig {
             stages: 2,
             micro_batches: 4,
             replicas: 1,
+            shard_optimizer: false,
             schedule: ScheduleChoice::Named(Schedule::OneFOneB),
             balance: Balance::Cost,
             remat: RematPolicies::default(),
@@ -335,7 +346,7 @@ impl Default for OptimizerConfig {
 
 impl Default for AdamConfig {
     fn default() -> Self {
-        Self { beta1: 0.9, beta2: 0.98, eps: 1e-8 }
+        Self { beta1: 0.9, beta2: 0.98, eps: 1e-8, moments: MomentsChoice::Float32 }
     }
 }
 

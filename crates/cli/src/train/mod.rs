@@ -296,7 +296,11 @@ fn position(checkpoint: Option<&Checkpoint>, data: String) -> Result<TrainPositi
 fn describe(config: &Config, model: &gpipe::Sequence) {
     let pipeline = &config.pipeline;
     if pipeline.replicas > 1 {
-        say!("{} replicas, each on its part of every mini-batch", pipeline.replicas);
+        let shards = match pipeline.shard_optimizer {
+            true => "; each keeps a part of the optimizer state",
+            false => "",
+        };
+        say!("{} replicas, each on its part of every mini-batch{shards}", pipeline.replicas);
     }
     say!(
         "{} parameters in {} layers; K = {} on {}, M = {}, {}, re-materialization {}, {}",

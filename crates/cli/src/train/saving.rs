@@ -120,10 +120,13 @@ impl Saving {
         position: &TrainPosition,
         metrics: &mut Option<Metrics>,
     ) -> Result<Option<Saved>, CheckpointError> {
-        if self.at == Some(position.batches) {
+        // Every replica takes part in a save, also one that writes nothing: its part of a sharded
+        // optimizer's state may be wanted elsewhere.
+        let is_saved = self.at == Some(position.batches);
+        let Some(checkpoints) = self.checkpoints.as_mut().filter(|_| !is_saved) else {
+            pipeline.share_state()?;
             return Ok(None);
-        }
-        let Some(checkpoints) = &mut self.checkpoints else { return Ok(None) };
+        };
         let start = Instant::now();
         let records = metrics.as_mut().and_then(Metrics::records);
         let info = RunInfo {

@@ -60,6 +60,12 @@ choice!(
 );
 
 choice!(
+    /// The dtype of Adam's moments.
+    MomentsChoice,
+    { Float32 = "float32", BFloat16 = "bfloat16" }
+);
+
+choice!(
     /// What to do when a loss or gradient is not finite.
     OnNan, { Stop = "stop", Skip = "skip" }
 );

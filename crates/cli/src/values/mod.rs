@@ -13,7 +13,7 @@ use std::{
 };
 
 pub(crate) use choices::{
-    Decays, Dtype, GeluChoice, JsonChoice, KernelChoice, OnBadLineChoice, OnNan,
+    Decays, Dtype, GeluChoice, JsonChoice, KernelChoice, MomentsChoice, OnBadLineChoice, OnNan,
     OnUnreadableChoice, OptimizerName, PackingChoice, VariantName,
 };
 use gpipe::{Balance, Bytes, Device, RematPolicies, Schedule, processes::Links};
@@ -419,6 +419,7 @@ plain_is_display!(
     Links,
     Decays,
     OptimizerName,
+    MomentsChoice,
     OnNan,
     Every,
     VariantName,

@@ -9,6 +9,7 @@ use super::{
 use crate::{
     memory::{ActionMemory, EdgeBytes, StageBytes},
     remat::Remat,
+    shard,
     simulate::LINK_CAPACITY,
     topology::Purpose,
     units::Bytes,
@@ -40,6 +41,12 @@ impl ModelCosts {
         let uses = |tie: &&TieCost| tie.layers.iter().any(|layer| range.contains(layer));
         let tied = self.ties.iter().filter(uses).map(|tie| tie.parameters + tie.optimizer);
         let own = states.iter().map(|state| state.parameters + state.optimizer);
+        // The state that other replicas keep.
+        let pieces = states.iter().flat_map(|state| state.shardable.iter().copied());
+        let pieces = pieces.chain(self.ties.iter().filter(uses).map(|tie| tie.shardable));
+        let pieces: Vec<Bytes> = pieces.collect();
+        let kept = shard::largest(&pieces, self.optimizer_shards);
+        let elsewhere = pieces.iter().copied().sum::<Bytes>() - kept;
         // The owner of a tied weight copies the gradients' sum for every other stage that uses it:
         // at most one copy per use elsewhere.
         let owned =
@@ -82,7 +89,7 @@ impl ModelCosts {
         let largest = gradients.iter().copied().max().unwrap_or_default();
         let copies = if self.replicated { made.min(SUMS_UNDER_WAY + largest) } else { Bytes(0) };
         StageBytes {
-            resident: own.chain(tied).sum::<Bytes>() + copies,
+            resident: own.chain(tied).sum::<Bytes>() - elsewhere + copies,
             gradients: made,
             statistics,
             forward: with(layers.forward_discarding(), inputs + skips),

@@ -47,6 +47,10 @@ pub struct LayerState {
     pub gradients: Bytes,
     /// The optimizer state of the parameters, and their averages.
     pub optimizer: Bytes,
+    /// The optimizer state of each trained parameter, without averages: the pieces that sharding
+    /// over replicas moves. Empty if unknown, in profiles of earlier versions.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub shardable: Vec<Bytes>,
     /// What each forward leaves until the norm: the statistics of batch norms. The layers' `kept`
     /// includes them.
     pub statistics: Bytes,
@@ -91,8 +95,12 @@ pub struct TieCost {
     pub layers: Vec<usize>,
     /// The weight and its copies.
     pub parameters: Bytes,
-    /// The optimizer state of the weight.
+    /// The optimizer state of the weight, and its average.
     pub optimizer: Bytes,
+    /// The part of `optimizer` that sharding over replicas moves: all but the average. 0 if
+    /// unknown.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub shardable: Bytes,
 }
 
 /// A link between two devices.
@@ -156,6 +164,18 @@ pub struct ModelCosts {
     /// Whether gradients are all-reduced with other replicas, in copies.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub replicated: bool,
+    /// Number of replicas over which the optimizer state is sharded. 0 or 1 if each keeps all of
+    /// it.
+    #[serde(default, skip_serializing_if = "is_whole")]
+    pub optimizer_shards: usize,
+}
+
+fn is_zero(bytes: &Bytes) -> bool {
+    bytes.0 == 0
+}
+
+fn is_whole(shards: &usize) -> bool {
+    *shards <= 1
 }
 
 /// Costs that cannot be used.

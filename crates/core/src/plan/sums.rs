@@ -41,7 +41,10 @@ impl Sums {
         for state in &model.layers {
             let before = ends[ends.len() - 1];
             ends.push([before[0] + state.norm, before[1] + state.update]);
-            let bytes = state.parameters + state.optimizer;
+            // No shard is smaller than an equal part.
+            let sharded: Bytes = state.shardable.iter().copied().sum();
+            let kept = Bytes(sharded.0 / model.optimizer_shards.max(1) as u64);
+            let bytes = state.parameters + state.optimizer - (sharded - kept);
             states.push(states[states.len() - 1] + bytes);
         }
         Self { layers: model.layers.len(), times, ends, states }
@@ -71,8 +74,8 @@ impl Sums {
         }
     }
 
-    /// Parameters and optimizer state of the layers in `range`, without ties: a lower bound on what
-    /// any plan holds there.
+    /// Parameters and optimizer state of the layers in `range`, without ties, and with an equal
+    /// part of what is sharded over replicas: a lower bound on what any plan holds there.
     pub fn states(&self, range: &Range<usize>) -> Bytes {
         self.states[range.end] - self.states[range.start]
     }

@@ -32,6 +32,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
             gradients,
             statistics: Bytes(0),
             optimizer: Bytes(random.below(30) as u64),
+            shardable: Vec::new(),
             norm: Nanos(random.below(3) as u64),
             update: Nanos(random.below(5) as u64),
             update_peak: Bytes(random.below(10) as u64),
@@ -67,6 +68,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         layers: vec![a, b],
         parameters: Bytes(7),
         optimizer: Bytes(14),
+        shardable: Bytes(0),
     };
     let frozen = if crossed { random.below(layers) } else { 0 };
     let transport = match random.below(3) {

@@ -368,21 +368,28 @@ impl Model<'_> {
         let trained = layer.parameters.iter().filter(|spec| spec.trainable);
         let gradients: Vec<f64> = trained.map(|spec| self.master(&spec.shape)).collect();
         let parameters: f64 = own.clone().map(|spec| self.parameter(spec)).sum();
-        let optimizer: f64 = own.map(|spec| self.kept_by_optimizer(&layer.name, spec)).sum();
+        let pieces = own.clone().filter(|spec| spec.trainable);
+        let pieces: Vec<f64> = pieces.map(|spec| self.state_of(&layer.name, spec)).collect();
+        let optimizer =
+            pieces.iter().sum::<f64>() + own.map(|spec| self.average_of(spec)).sum::<f64>();
         let sum: f64 = gradients.iter().sum();
-        let temporaries = self.training.optimizer.temporaries() as f64;
-        let largest = gradients.iter().copied().reduce(f64::max).filter(|_| temporaries > 0.0);
+        let rule = self.training.optimizer;
+        let largest = gradients.iter().copied().reduce(f64::max);
+        let largest = largest.filter(|_| rule.temporaries() > 0);
         let touched = || inputs.iter().map(TensorSpec::elements).sum();
         LayerState {
             name: layer.name.clone(),
             parameters: held(parameters),
             gradients: held(sum),
             optimizer: held(optimizer),
+            shardable: pieces.into_iter().map(held).collect(),
             statistics: held(statistics),
             norm: self.rate.time(0.0, sum),
             // An update reads everything, and writes everything but the gradients.
             update: self.rate.time(0.0, sum + 2.0 * (parameters + optimizer)),
-            update_peak: held(largest.map_or(0.0, |bytes| bytes * temporaries + SCALARS)),
+            update_peak: held(
+                largest.map_or(0.0, |bytes| rule.temporary_bytes(bytes as u64) as f64 + SCALARS),
+            ),
             // Its backward is computed whole.
             unsplit: self.training.loss_rows.is_some()
                 && self.sequence.layers.last().is_some_and(|last| last.name == layer.name),
@@ -395,12 +402,13 @@ impl Model<'_> {
         let mut layers: Vec<usize> = group.uses.iter().map(|(layer, _)| layer.index()).collect();
         layers.dedup();
         let used = group.uses.first();
-        let (parameters, optimizer) = used.map_or((0.0, 0.0), |(layer, slot)| {
+        let (parameters, state, average) = used.map_or((0.0, 0.0, 0.0), |(layer, slot)| {
             let layer = &self.sequence.layers[layer.index()];
             let spec = &layer.parameters[*slot];
-            (self.parameter(spec), self.kept_by_optimizer(&layer.name, spec))
+            (self.parameter(spec), self.state_of(&layer.name, spec), self.average_of(spec))
         });
-        TieCost { layers, parameters: held(parameters), optimizer: held(optimizer) }
+        let (parameters, optimizer) = (held(parameters), held(state + average));
+        TieCost { layers, parameters, optimizer, shardable: held(state) }
     }
 
     fn master(&self, shape: &[i64]) -> f64 {
@@ -416,16 +424,21 @@ impl Model<'_> {
         bytes(&own) + if copied { bytes(&copy) } else { 0.0 }
     }
 
-    /// Bytes of the optimizer's state for the parameter, and of its average.
-    fn kept_by_optimizer(&self, layer: &str, spec: &ParameterSpec) -> f64 {
+    /// Bytes of the optimizer's state for the parameter.
+    fn state_of(&self, layer: &str, spec: &ParameterSpec) -> f64 {
         if !spec.trainable {
             return 0.0;
         }
         let (name, kind) = (format!("{layer}.{}", spec.name), self.precision.master);
         let parameter = ParameterInfo { name: &name, shape: &spec.shape, kind };
         let state = self.training.optimizer.state(&parameter);
-        let average = if self.training.average { self.master(&spec.shape) } else { 0.0 };
-        state.iter().map(|state| bytes(&state.spec(kind))).sum::<f64>() + average
+        state.iter().map(|state| bytes(&state.spec(kind))).sum()
+    }
+
+    /// Bytes of the parameter's moving average.
+    fn average_of(&self, spec: &ParameterSpec) -> f64 {
+        let is_kept = self.training.average && spec.trainable;
+        if is_kept { self.master(&spec.shape) } else { 0.0 }
     }
 }
 

@@ -13,7 +13,7 @@ mod rmsprop;
 mod sgd;
 
 pub use adafactor::Adafactor;
-pub use adam::Adam;
+pub use adam::{Adam, Moments};
 pub use group::{Group, name_matches};
 pub(crate) use group::{ParameterSettings, settings};
 pub use muon::Muon;
@@ -47,6 +47,10 @@ pub struct Update<'a> {
     /// The number of this step of the pipeline, counted from 1. A parameter that got its first
     /// gradient in a later step has fewer updates.
     pub step: u64,
+    /// The pipeline's seed, for rules that draw random numbers. Numbers that depend only on the
+    /// seed, a parameter's name, `update` and an element's position are the same for every number
+    /// of stages and replicas, and after a resume.
+    pub seed: u64,
 }
 
 impl<'a> Update<'a> {
@@ -122,6 +126,13 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
     /// The stage checks that they fit before any stage begins to update, and lifts the memory cap
     /// during the update. If the number is too small, the update may therefore exceed the cap.
     fn temporaries(&self) -> usize;
+
+    /// The bytes of temporaries that [`Optimizer::apply`] holds at once, if the largest parameter
+    /// of the stage has `largest` bytes. A rule that works in parts of a parameter needs fewer than
+    /// the default, which is [`Optimizer::temporaries`] times `largest`.
+    fn temporary_bytes(&self, largest: u64) -> u64 {
+        largest.saturating_mul(self.temporaries() as u64)
+    }
 
     /// The learning rate before any schedule.
     fn lr(&self) -> f64;

@@ -36,22 +36,22 @@ impl Pipeline {
     /// All stages copy at once, to the CPU. With several processes, each returns the state of its
     /// own stages. The copies need as much memory again, which no cap limits.
     ///
+    /// With a [sharded](crate::PipelineBuilder::shard_optimizer) optimizer, every replica returns
+    /// all of the state. It waits until each of them calls this or [`Pipeline::share_state`].
+    ///
     /// # Errors
-    /// If there is no memory for the copies, if a device does not answer, or inside
-    /// [`Pipeline::with_averages`].
+    /// If there is no memory for the copies, if a device does not answer, if another replica is
+    /// gone, or inside [`Pipeline::with_averages`].
     pub fn state(&mut self) -> Result<State> {
         self.needs_own_parameters("take its state")?;
-        let owned = &self.model.parameters;
-        let places = |stage: usize| -> Vec<(String, (usize, usize))> {
-            let own = owned.iter().filter(|parameter| parameter.uses[0].0.index() == stage);
-            own.map(|parameter| (self.parameter_name(parameter), parameter.uses[0].1)).collect()
-        };
+        self.meet_shards()?;
         let here = self.engine.here();
-        let mut places: Vec<_> = (0..self.engine.topology.stages).map(places).collect();
+        let mut places = self.places_of_state();
         let copies = self.visit_all(|stage| {
             let places = std::mem::take(&mut places[stage]);
             move |stage| stage.copy_state(&places)
         })?;
+        self.meet_shards()?;
         let mut stages = Vec::with_capacity(copies.len());
         let mut averaged = 0;
         for (stage, copies) in here.into_iter().zip(copies) {
@@ -68,6 +68,50 @@ impl Pipeline {
             averaged,
         };
         Ok(State { counters, stages })
+    }
+
+    /// Takes part in [`Pipeline::state`] of other replicas, without copies of its own. It does
+    /// nothing if the optimizer is not sharded.
+    ///
+    /// # Errors
+    /// As [`Pipeline::state`].
+    pub fn share_state(&mut self) -> Result<()> {
+        if !self.is_sharded() {
+            return Ok(());
+        }
+        self.needs_own_parameters("share its state")?;
+        self.meet_shards()?;
+        let mut places = self.places_of_state();
+        let shared = self.visit_all(|stage| {
+            let places = std::mem::take(&mut places[stage]);
+            move |stage| stage.share_state(&places)
+        })?;
+        shared.into_iter().try_for_each(|own| own.map_err(Error::from))?;
+        self.meet_shards()
+    }
+
+    fn is_sharded(&self) -> bool {
+        self.engine.shards_optimizer && self.engine.replicas.is_some()
+    }
+
+    /// Waits for the other replicas. Before the stages exchange state, because another replica may
+    /// still be writing an earlier one; the stages' waits for each other are then short. And after
+    /// it, so that none is gone before all have what they need.
+    fn meet_shards(&self) -> Result<()> {
+        match self.engine.replicas.as_ref().filter(|_| self.engine.shards_optimizer) {
+            Some(replicas) => replicas.gather(Vec::new()).map(|_| ()).map_err(Error::from),
+            None => Ok(()),
+        }
+    }
+
+    /// By stage, the names and places of the parameters whose state it gives.
+    fn places_of_state(&self) -> Vec<Vec<(String, (usize, usize))>> {
+        let places = |stage: usize| {
+            let own = self.model.parameters.iter();
+            let own = own.filter(|parameter| parameter.uses[0].0.index() == stage);
+            own.map(|parameter| (self.parameter_name(parameter), parameter.uses[0].1)).collect()
+        };
+        (0..self.engine.topology.stages).map(places).collect()
     }
 
     /// Groups a stage's parameters, which are in the order of `owned`, by layer.

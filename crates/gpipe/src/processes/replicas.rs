@@ -31,8 +31,8 @@ pub trait Replicas: Send + Sync + 'static {
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError>;
 }
 
-/// All-reduce of one stage's tensors over the replicas. All replicas begin the same sums in the
-/// same order.
+/// All-reduces and broadcasts of one stage's tensors over the replicas. All replicas begin the same
+/// ones in the same order.
 pub trait Summing: Send {
     /// Begins to sum `tensor` with those of the other replicas. `tensor` is contiguous and on the
     /// CPU.
@@ -41,7 +41,14 @@ pub trait Summing: Send {
     /// If the connection is lost.
     fn begin(&mut self, tensor: Tensor) -> Result<(), PeerError>;
 
-    /// Waits for the oldest sum in flight and returns it.
+    /// Begins to copy the tensor of replica `from` into `tensor`, which is contiguous, on the CPU,
+    /// and of the same size and dtype in all replicas.
+    ///
+    /// # Errors
+    /// If the connection is lost.
+    fn begin_broadcast(&mut self, tensor: Tensor, from: usize) -> Result<(), PeerError>;
+
+    /// Waits for the oldest sum or broadcast in flight and returns its tensor.
     ///
     /// # Errors
     /// If another replica failed, is gone, or does not join.

@@ -369,12 +369,14 @@ impl Cut {
     }
 }
 
-/// The costs that follow from shapes alone: names, flops, skips and ties. Measured fields are 0.
+/// The costs that follow from shapes alone: names, flops, skips, ties and the pieces of optimizer
+/// state. Measured fields are 0.
 fn shapes(builder: &mut PipelineBuilder) -> Result<ModelCosts> {
     let estimated = builder.estimate(&[1], &Rate::default())?;
     let state = |layer: LayerState| LayerState {
         name: layer.name,
         flops: layer.flops,
+        shardable: layer.shardable,
         ..LayerState::default()
     };
     let tie = |tie: TieCost| TieCost { parameters: Bytes(0), optimizer: Bytes(0), ..tie };

@@ -190,8 +190,10 @@ impl PipelineBuilder {
             kernels: format!("{:?}", seen.kernels),
             optimizer: seen.optimizer.map_or("none".to_owned(), |optimizer| {
                 let one = ParameterInfo { name: "", shape: &[1], kind: seen.kind };
-                let states = optimizer.state(&one).len();
-                format!("{}, {states} numbers a parameter", optimizer.name())
+                let states = optimizer.state(&one);
+                let kinds = states.iter().filter_map(|state| state.kind);
+                let kinds = kinds.map(|kind| format!(" {kind:?}")).collect::<String>();
+                format!("{}, {} numbers a parameter{kinds}", optimizer.name(), states.len())
             }),
             loss_kept: kept.last().copied().unwrap_or(0),
             averages: seen.average,

@@ -6,10 +6,10 @@
 //! runs as tensor operations.
 
 use gpipe_bridge::{device::upload, fill};
-use gpipe_core::splitmix::{GAMMA, MULTIPLIERS, at, key};
+use gpipe_core::splitmix::{at, key};
 use tch::{Device, Kind, Tensor};
 
-use super::DROPOUT;
+use super::{DROPOUT, on_device};
 use crate::error::LayerError;
 
 /// What a dropout mask depends on, except for the sample and the element.
@@ -111,22 +111,11 @@ fn device_mask(
     let samples = shape.first().copied().unwrap_or(1).max(1);
     let row = shape.iter().skip(1).product::<i64>();
     let words = (row + 3) / 4;
-    let options = (Kind::Int64, device);
     let keys: Vec<i64> = (0..samples as usize).map(|s| mask.of_sample(s) as i64).collect();
     let keys = upload(&Tensor::f_from_slice(&keys)?, device)?.f_reshape([samples, 1])?;
-    let index = Tensor::f_arange_start(1, words + 1, options)?.f_reshape([1, words])?;
-    let mut z = index.f_mul_scalar(GAMMA as i64)?.f_add(&keys)?;
-    // A right shift of an int64 extends the sign bit. The mask clears the extension.
-    let shifted = |z: &Tensor, by: u32| {
-        let low = i64::MAX >> (by - 1);
-        z.f_bitwise_right_shift_tensor_scalar(i64::from(by))?.f_bitwise_and_(low)
-    };
-    for (by, multiplier) in [30, 27].into_iter().zip(MULTIPLIERS) {
-        z = z.f_bitwise_xor_tensor_(&shifted(&z, by)?)?.f_mul_scalar_(multiplier as i64)?;
-    }
-    z = z.f_bitwise_xor_tensor_(&shifted(&z, 31)?)?.f_bitwise_xor_(SIGNS as i64)?;
+    let draws = on_device(&keys, 0, words)?.f_bitwise_xor_(SIGNS as i64)?;
     // Both are little-endian: the first number is the lowest quarter of a word.
-    let draws = z.f_view_dtype(Kind::Int16)?.f_narrow(1, 0, row)?;
+    let draws = draws.f_view_dtype(Kind::Int16)?.f_narrow(1, 0, row)?;
     Ok(draws.f_ge(i64::from(threshold))?.f_reshape(shape)?)
 }
 

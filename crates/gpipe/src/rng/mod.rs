@@ -1,24 +1,27 @@
 //! Random numbers that depend only on their key (invariant 2 in ARCHITECTURE.md).
 //!
 //! Initial values are keyed by (seed, layer, parameter), dropout masks by (seed, layer, step,
-//! global sample, site, element). Neither changes with the number of stages, micro-batches or
-//! replicas.
+//! global sample, site, element), roundings of optimizer state by (seed, parameter, tensor, update,
+//! element). None changes with the number of stages, micro-batches or replicas.
 
 mod dropout;
+mod rounding;
 
 pub(crate) use dropout::{MaskKey, dropout};
 use gpipe_bridge::{fill, random::Scope};
-use gpipe_core::splitmix::{at, key};
-use tch::{Kind, Tensor};
+use gpipe_core::splitmix::{GAMMA, MULTIPLIERS, at, key};
+pub(crate) use rounding::{RoundingKey, round_to_bfloat16};
+use tch::{Device, Kind, Tensor};
 
 use crate::{error::LayerError, parameter::Init};
 
-/// First key parts that keep initial values and dropout masks in separate streams.
+/// First key parts that keep initial values, dropout masks and the rest in separate streams.
 const INIT: u64 = 1;
 const DROPOUT: u64 = 2;
 const OPERATORS: u64 = 3;
 const FORK: u64 = 4;
-const ADAPTER: u64 = 5;
+const ROUNDING: u64 = 5;
+const ADAPTER: u64 = 6;
 
 /// What the random numbers of one run of a layer depend on: seed, layer, step, and the samples of
 /// its micro-batch.
@@ -116,6 +119,23 @@ fn uniform(bits: u64) -> f64 {
 fn normal(key: u64, index: u64) -> f64 {
     let (a, b) = (uniform(at(key, 2 * index)), uniform(at(key, 2 * index + 1)));
     (-2.0 * a.ln()).sqrt() * (2.0 * std::f64::consts::PI * b).cos()
+}
+
+/// Numbers `first` to `first + count` of the streams of `keys` [streams, 1], as int64 [streams,
+/// count]: the same as [`at`], in tensor operations on the device of `keys`.
+fn on_device(keys: &Tensor, first: i64, count: i64) -> Result<Tensor, LayerError> {
+    let options: (Kind, Device) = (Kind::Int64, keys.device());
+    let index = Tensor::f_arange_start(first + 1, first + count + 1, options)?;
+    let mut z = index.f_reshape([1, count])?.f_mul_scalar(GAMMA as i64)?.f_add(keys)?;
+    // A right shift of an int64 extends the sign bit. The mask clears the extension.
+    let shifted = |z: &Tensor, by: u32| {
+        let low = i64::MAX >> (by - 1);
+        z.f_bitwise_right_shift_tensor_scalar(i64::from(by))?.f_bitwise_and_(low)
+    };
+    for (by, multiplier) in [30, 27].into_iter().zip(MULTIPLIERS) {
+        z = z.f_bitwise_xor_tensor_(&shifted(&z, by)?)?.f_mul_scalar_(multiplier as i64)?;
+    }
+    Ok(z.f_bitwise_xor_tensor_(&shifted(&z, 31)?)?)
 }
 
 /// The initial value of a parameter of `shape`.

@@ -218,7 +218,8 @@ fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
 
 impl Stage {
     /// Whether an action looks at values of the device before it returns: the norm, metrics,
-    /// outputs and input gradients for the caller, and gradients for the other replicas.
+    /// outputs and input gradients for the caller, and gradients and updated parameters for the
+    /// other replicas.
     fn reads_within(&self, op: Op) -> bool {
         let Some(StepState { feed, .. }) = &self.step else { return false };
         let is_last = |m: MicroBatch| m.index() + 1 == feed.slices.len();
@@ -226,6 +227,7 @@ impl Stage {
         let returns_input_grads = feed.input_grads && self.config.edges.boundary_in.is_none();
         match op {
             Op::Norm | Op::Reduce => true,
+            Op::Update => self.parameters.sharding.is_some(),
             Op::Forward(_) => {
                 let measures = feed.mode == Mode::Evaluate || self.config.training_metrics;
                 let measures = measures && !self.config.metrics.is_empty();
@@ -385,7 +387,8 @@ impl ActiveStage<'_> {
             self.device.lift_cap().map_err(in_operation("memory"))?;
             let StepState { gradients, running, feed, .. } = &mut *self.step;
             let (scale, lr, number) = (verdict.scale, feed.lr, feed.step + 1);
-            let update = StepUpdate { gradients, running, scale, lr, number };
+            let replicas = self.replicas.as_deref_mut();
+            let update = StepUpdate { gradients, running, scale, lr, number, replicas };
             self.parameters.update(self.config, update).map_err(in_operation("the update"))?;
             self.device.settle().map_err(in_operation("the update"))?;
             self.device.restore_cap().map_err(in_operation("memory"))?;

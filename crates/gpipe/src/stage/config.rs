@@ -79,6 +79,8 @@ pub(crate) struct StageConfig {
     pub alone: bool,
     /// The other replicas of the pipeline, if there are any.
     pub replicas: Option<Arc<dyn Replicas>>,
+    /// Whether each replica keeps the optimizer state of only a part of the parameters.
+    pub shards_optimizer: bool,
     pub observers: Vec<Arc<dyn Observer>>,
     pub interrupt: Interrupt,
 }

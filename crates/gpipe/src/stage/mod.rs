@@ -47,6 +47,7 @@ mod queue;
 pub(crate) mod recorder;
 pub(crate) mod reduction;
 mod rows;
+mod sharding;
 mod state;
 mod step;
 mod unread;

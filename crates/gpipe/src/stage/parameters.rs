@@ -3,7 +3,10 @@
 use gpipe_core::LayerId;
 use tch::Tensor;
 
-use super::{config::StageConfig, device::StageDevice, recorder::LayerBytes, update::Updater};
+use super::{
+    config::StageConfig, device::StageDevice, recorder::LayerBytes, sharding::Sharding,
+    update::Updater,
+};
 use crate::{
     error::{LayerError, StageError},
     parameter::LoraRole,
@@ -28,6 +31,8 @@ pub(crate) struct Parameters {
     pub(super) last_grads: Vec<(String, Tensor)>,
     /// Optimizer state and averages.
     pub(super) updater: Updater,
+    /// Which replica keeps the optimizer state of which parameter; `None` if each keeps all.
+    pub(super) sharding: Option<Sharding>,
     trains: bool,
 }
 
@@ -60,7 +65,8 @@ impl Parameters {
             }
         }
         let (last_grads, updater) = (Vec::new(), Updater::default());
-        Ok(Self { masters, working, last_grads, updater, trains })
+        let sharding = Sharding::new(config);
+        Ok(Self { masters, working, last_grads, updater, sharding, trains })
     }
 
     /// Takes a new configuration: what is trained, and the optimizer. State that does not fit the

@@ -17,16 +17,35 @@ use crate::{
 
 impl Stage {
     /// Returns CPU copies of the state of the parameters at `places`, and the number of updates in
-    /// the averages. The copies are not charged to the stage.
+    /// the averages. The copies are not charged to the stage. Where the optimizer state is sharded,
+    /// all replicas call this or [`Stage::share_state`] at the same time.
     pub(crate) fn copy_state(
         &mut self,
         places: &[(String, ParamIndex)],
     ) -> Result<(Vec<ParameterState>, u64), LayerError> {
         let _no_grad = tch::no_grad_guard();
-        let parameters = self.visit_parameters()?;
-        let averaged = parameters.updater.averaged;
-        let copies = places.iter().map(|(name, place)| parameters.copy_one(name, *place));
-        Ok((copies.collect::<Result<_, _>>()?, averaged))
+        self.device.charge_nobody()?;
+        let of_others: Vec<ParamIndex> = places.iter().map(|(_, place)| *place).collect();
+        let mut elsewhere = self.state_elsewhere(&of_others, true)?;
+        let parameters = &self.parameters;
+        let copy = |(at, (name, place)): (usize, &(String, ParamIndex))| {
+            let copy = parameters.copy_one(name, *place)?;
+            let optimizer = elsewhere.remove(&at).or(copy.optimizer);
+            Ok(ParameterState { optimizer, ..copy })
+        };
+        let copies = places.iter().enumerate().map(copy).collect::<Result<_, LayerError>>()?;
+        Ok((copies, parameters.updater.averaged))
+    }
+
+    /// Takes part in [`Stage::copy_state`] of other replicas, without copies of its own.
+    pub(crate) fn share_state(
+        &mut self,
+        places: &[(String, ParamIndex)],
+    ) -> Result<(), LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        self.device.charge_nobody()?;
+        let places: Vec<ParamIndex> = places.iter().map(|(_, place)| *place).collect();
+        self.state_elsewhere(&places, false).map(|_| ())
     }
 
     /// Drops optimizer state and averages before new ones are restored.
@@ -85,7 +104,8 @@ impl Parameters {
         let own = |tensor: &Tensor| -> Result<Tensor, LayerError> {
             Ok(tensor.f_detach_copy()?.f_to(config.device.tch())?)
         };
-        if let (Some(optimizer), Some(kept)) = (&config.optimizer, &state.optimizer) {
+        let kept = state.optimizer.as_ref().filter(|_| self.keeps_state(place));
+        if let (Some(optimizer), Some(kept)) = (&config.optimizer, kept) {
             let given: HashMap<&str, &Tensor> =
                 kept.tensors.iter().map(|(name, tensor)| (name.as_str(), tensor)).collect();
             let (mut names, mut tensors) = (Vec::new(), Vec::new());

@@ -11,6 +11,7 @@ use super::{
     gradients::Gradients,
     parameters::{ParamIndex, Parameters, copy_to_cpu, first_place},
     reduction::{self, BatchMoments},
+    sharding::Exchange,
     step::Statistics,
 };
 use crate::{
@@ -74,6 +75,8 @@ pub(super) struct StepUpdate<'a> {
     pub lr: f64,
     /// The number of the step, from 1.
     pub number: u64,
+    /// The other replicas, if there are any.
+    pub replicas: Option<&'a mut (dyn Summing + 'static)>,
 }
 
 impl Parameters {
@@ -182,7 +185,7 @@ impl Parameters {
 
     fn make_state(&mut self, config: &StageConfig, place: ParamIndex) -> Result<(), LayerError> {
         let Some(optimizer) = &config.optimizer else { return Ok(()) };
-        if self.updater.state.contains_key(&place) {
+        if self.updater.state.contains_key(&place) || !self.keeps_state(place) {
             return Ok(());
         }
         let value = &self.masters[place.0][place.1];
@@ -213,7 +216,8 @@ impl Parameters {
         Ok(())
     }
 
-    /// Applies the update, layer by layer.
+    /// Applies the update, layer by layer. Where the optimizer state is sharded over replicas, each
+    /// updates its parameters and receives the others.
     pub(super) fn update(
         &mut self,
         config: &StageConfig,
@@ -222,11 +226,16 @@ impl Parameters {
         let _no_grad = tch::no_grad_guard();
         let Some(optimizer) = &config.optimizer else { return Ok(()) };
         self.set_running(step.running)?;
+        let replicas = step.replicas.filter(|_| self.sharding.is_some());
+        let mut exchange = replicas.map(Exchange::new);
         for layer in 0..self.masters.len() {
             // Parameters that differ in their number of updates or in their settings are updated
             // separately.
             type Key = (u64, u64, u64);
             let mut together: BTreeMap<Key, (ParameterSettings, Vec<usize>)> = BTreeMap::new();
+            let places = (0..self.masters[layer].len()).map(|slot| (layer, slot));
+            let updated = places.filter(|&place| step.gradients.of(place).is_some());
+            let updated: Vec<ParamIndex> = updated.collect();
             for slot in 0..self.masters[layer].len() {
                 let state = self.updater.state.get_mut(&(layer, slot));
                 if let (Some(state), true) = (state, step.gradients.of((layer, slot)).is_some()) {
@@ -252,7 +261,14 @@ impl Parameters {
                 let grads = grads.collect();
                 self.update_slots(config, optimizer.as_ref(), layer, &slots, grads, &numbers)?;
             }
-            self.refresh(layer)?;
+            match &mut exchange {
+                Some(exchange) => exchange.begin(self, &updated)?,
+                None => self.refresh(layer)?,
+            }
+        }
+        if let Some(exchange) = exchange {
+            exchange.finish(self)?;
+            (0..self.masters.len()).try_for_each(|layer| self.refresh(layer))?;
         }
         self.update_averages(config)
     }
@@ -291,6 +307,7 @@ impl Parameters {
             weight_decay: numbers.weight_decay,
             update: numbers.updates,
             step: numbers.step,
+            seed: config.seed,
         })?;
         if before != (specs(&parameters), specs(&kept)) {
             return Err(LayerError::Shape(format!(
@@ -355,12 +372,12 @@ struct Numbers {
 /// Allocates and releases what the update's temporaries need at once. The cap may refuse it here,
 /// and the peak counts it.
 fn try_temporaries(config: &StageConfig, gradients: &Gradients) -> Result<(), LayerError> {
-    let count = config.optimizer.as_ref().map_or(0, |optimizer| optimizer.temporaries());
-    let bytes = gradients.present().map(tensor_bytes).max().unwrap_or(0);
-    if count == 0 {
+    let Some(optimizer) = config.optimizer.as_ref().filter(|rule| rule.temporaries() > 0) else {
         return Ok(());
-    }
-    let bytes = i64::try_from(bytes * count as u64 + SCALARS).unwrap_or(i64::MAX);
+    };
+    let largest = gradients.present().map(tensor_bytes).max().unwrap_or(0);
+    let bytes = optimizer.temporary_bytes(largest).saturating_add(SCALARS);
+    let bytes = i64::try_from(bytes).unwrap_or(i64::MAX);
     drop(Tensor::f_empty([bytes], (Kind::Uint8, config.device.tch()))?);
     Ok(())
 }

@@ -1,8 +1,8 @@
 //! `fault_memory_*`: memory caps, while building and in a step.
 
 use gpipe::{
-    Adafactor, Adam, Balance, Bytes, Error, MeanSquaredError, Pipeline, PipelineBuilder, Remat,
-    RmsProp, Schedule, Sequence, Sgd, TensorSpec, layers::Linear,
+    Adafactor, Adam, Balance, Bytes, Error, MeanSquaredError, Moments, Pipeline, PipelineBuilder,
+    Remat, RmsProp, Schedule, Sequence, Sgd, TensorSpec, layers::Linear,
 };
 use tch::{Kind, Tensor};
 
@@ -155,6 +155,8 @@ fn one_layer(cap: u64) -> PipelineBuilder {
 #[test]
 fn fault_memory_never_runs_out_in_the_update_of_adam() {
     near_the_cap(|cap| one_layer(cap).optimizer(Adam::default()));
+    let moments = Moments::BFloat16;
+    near_the_cap(|cap| one_layer(cap).optimizer(Adam { moments, ..Adam::default() }));
 }
 
 #[test]

@@ -106,6 +106,7 @@ impl PipelineBuilder {
                 peers,
                 remat: self.listed(),
                 replicas: self.replicas,
+                shards_optimizer: self.shard_optimizer,
                 topology: cut.topology,
                 carried: cut.carried,
                 placement: cut.placement,
@@ -269,6 +270,7 @@ impl PipelineBuilder {
             ("rows of the losses", format!("{:?}", self.loss_rows)),
             ("batch norms follow", format!("{:?}", self.norms_follow)),
             ("links", self.links_fact()),
+            ("sharded optimizer state", self.shard_optimizer.to_string()),
             ("number of replicas", self.replicas.as_ref().map_or(1, |all| all.count()).to_string()),
         ]
         .map(|(name, value)| (name.to_owned(), value))
@@ -414,6 +416,7 @@ impl PipelineBuilder {
             profile: self.profile,
             alone: self.transport.is_none(),
             replicas: self.replicas.clone(),
+            shards_optimizer: self.shard_optimizer,
             observers: self.observers.clone(),
             interrupt: self.interrupt.clone(),
         }

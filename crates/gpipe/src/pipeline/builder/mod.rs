@@ -93,6 +93,7 @@ pub struct PipelineBuilder {
     transport: Option<Arc<dyn Transport>>,
     links: Links,
     replicas: Option<Arc<dyn Replicas>>,
+    shard_optimizer: bool,
     observers: Vec<Arc<dyn Observer>>,
     interrupt: Interrupt,
 }
@@ -137,6 +138,7 @@ impl PipelineBuilder {
             observers: Vec::new(),
             interrupt: Interrupt::default(),
             replicas: None,
+            shard_optimizer: false,
         }
     }
 
@@ -222,6 +224,26 @@ impl PipelineBuilder {
     #[must_use]
     pub fn replicas(mut self, replicas: Arc<dyn Replicas>) -> Self {
         self.replicas = Some(replicas);
+        self
+    }
+
+    /// Shards the optimizer state over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section
+    /// 5.1). Without replicas it changes nothing.
+    ///
+    /// Each replica keeps and updates the state of a part of each stage's parameters, whole ones,
+    /// with about as many bytes as the others. After an update the replicas exchange the updated
+    /// parameters. No bit of the result changes, and states and checkpoints are the same, so they
+    /// fit any number of replicas, sharded or not.
+    ///
+    /// Every rule of this crate updates each parameter by itself. A rule of your own that combines
+    /// parameters of a layer sees only those that its replica updates.
+    ///
+    /// [`Pipeline::state`](crate::Pipeline::state) collects the state from all replicas: each of
+    /// them calls it, or [`Pipeline::share_state`](crate::Pipeline::share_state), after the same
+    /// step.
+    #[must_use]
+    pub fn shard_optimizer(mut self) -> Self {
+        self.shard_optimizer = true;
         self
     }
 
