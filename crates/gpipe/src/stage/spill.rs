@@ -28,6 +28,9 @@ use tch::Tensor;
 
 use crate::error::LayerError;
 
+/// How long an aborted step waits for what its thread is doing.
+const LEAVE_ALONE: Duration = Duration::from_secs(10);
+
 /// The file of one stage.
 pub(super) struct Spill {
     shared: Arc<Shared>,
@@ -186,9 +189,13 @@ impl Spill {
         writing.map_or(Ok(()), |writing| writing.wait(self.patience))
     }
 
-    /// Forgets a write that an aborted step has begun.
+    /// Forgets what an aborted step has begun, and waits until the thread has nothing to do. It
+    /// then neither holds nor allocates memory of the stage.
     pub(super) fn forget(&self) {
         self.writing.borrow_mut().take();
+        let idle = self.ask("ending an aborted step".into(), |_| Ok(()));
+        // A thread that hangs in the disk is left alone.
+        let _ = idle.wait(self.patience.min(LEAVE_ALONE));
     }
 
     fn ask<T: Send + 'static>(
@@ -201,6 +208,12 @@ impl Spill {
         // says so.
         let _ = self.jobs.send(Box::new(move |shared| drop(tell.send(work(shared)))));
         Pending { done, what }
+    }
+}
+
+impl Drop for Spill {
+    fn drop(&mut self) {
+        self.forget();
     }
 }
 
