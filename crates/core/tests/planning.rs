@@ -316,8 +316,8 @@ fn devices<const K: usize>(mib: Option<u64>) -> [PlanDevice; K] {
     [PlanDevice { speed: 1.0, memory: mib.map(|mib| Bytes(mib << 20)) }; K]
 }
 
-/// Under a cap that rules `never` out, a fast disk is better than a second forward, and a slow one is
-/// not.
+/// Under a cap that rules `never` out, a fast disk is better than a second forward, and a slow one
+/// is not.
 #[test]
 fn property_offload_is_planned_where_it_is_faster_than_recomputing() {
     let found = |gb_per_s: Option<u64>| {

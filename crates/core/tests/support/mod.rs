@@ -85,7 +85,7 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         transport,
         replicated: layers % 3 == 2,
         // A byte takes about as long as an operation.
-        offload: (layers % 2 == 0).then_some(OffloadSpeed {
+        offload: layers.is_multiple_of(2).then_some(OffloadSpeed {
             out_bytes_per_s: 2_000_000_000,
             back_bytes_per_s: 1_000_000_000,
         }),
