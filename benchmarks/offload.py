@@ -79,7 +79,7 @@ def report(folder):
     equal = len({json.dumps(one["loss"]) for one in runs}) == 1
     rounds = len({one["round"] for one in runs})
     said = (
-        "The most bytes of tensors that a stage held, the fastest of all steps, and the median step "
+        "The most bytes of tensors that a stage held, the fastest of all steps and the median step "
         f"of {rounds} processes. Other work on the machine disturbs the fastest step least. "
         f"The losses of all steps are {'equal to the bit' if equal else 'NOT equal'}. Offloaded "
         "activations went to a file in the page cache or on the disk, as the system chose."
