@@ -22,6 +22,7 @@ import gpt
 import gpu_report
 import hosts
 import memory
+import offload
 import prediction
 import processes
 import python_package
@@ -68,6 +69,7 @@ PARTS = {
     "amoeba": of_steps(amoeba, "AmoebaNet step"),
     "memory-amoeba": MEMORY,
     "memory-transformer": MEMORY,
+    "offload": Part("Re-materialization policies beside offload", offload.report),
     "scaling": Part("Throughput over stages", scaling.report, scaling.summary),
     "schedules-gpt": SCHEDULES,
     "schedules-amoeba": SCHEDULES,

@@ -44,6 +44,7 @@ fn main() {
         .file("cpp/gpu_group.cc")
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")
+        .file("cpp/offload.cc")
         .file("cpp/op_cache.cc")
         .file("cpp/optim.cc")
         .file("cpp/c10d.cc")

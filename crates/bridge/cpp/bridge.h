@@ -82,6 +82,22 @@ void begin_replay(std::unique_ptr<OpCache> cache);
 void end_replay();
 void forget_op_caches() noexcept;
 
+// offload.cc
+class SavedTensors {
+public:
+  SavedTensors();
+  ~SavedTensors();
+  void enter();
+  void leave() noexcept;
+  void add_leaf(Address leaf);
+  rust::Vec<Address> take_away();
+  void bring_back(rust::Slice<const Address> blocks);
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+std::unique_ptr<SavedTensors> new_saved_tensors();
+Address root_of(Address output);
+
 // layout.cc
 Address settled(Address address);
 

@@ -103,6 +103,15 @@ pub(crate) mod bridged {
         fn end_replay() -> Result<()>;
         fn forget_op_caches();
 
+        type SavedTensors;
+        fn new_saved_tensors() -> Result<UniquePtr<SavedTensors>>;
+        fn enter(self: Pin<&mut SavedTensors>) -> Result<()>;
+        fn leave(self: Pin<&mut SavedTensors>);
+        unsafe fn add_leaf(self: Pin<&mut SavedTensors>, leaf: usize) -> Result<()>;
+        fn take_away(self: Pin<&mut SavedTensors>) -> Result<Vec<usize>>;
+        unsafe fn bring_back(self: Pin<&mut SavedTensors>, blocks: &[usize]) -> Result<()>;
+        unsafe fn root_of(output: usize) -> Result<usize>;
+
         unsafe fn settled(tensor: usize) -> Result<usize>;
 
         unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;

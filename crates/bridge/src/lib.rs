@@ -9,6 +9,7 @@
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
 //! - [`custom`]: operations whose backward is Rust code
 //! - [`op_cache`]: outputs of products and convolutions, kept for re-materialization
+//! - [`offload`]: what autograd saves of a forward, taken out of memory and put back
 //! - [`loss`]: cross entropy with an in-place backward
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
@@ -24,7 +25,7 @@
 //!
 //! # Side channels
 //!
-//! Four thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
+//! Five thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
 //! two ends and take no argument of ours:
 //!
 //! | what | set by | read by | why not an argument |
@@ -32,9 +33,10 @@
 //! | the current arena | [`memory::enter`], before each action | the allocator, at each allocation | ATen allocates inside its operators |
 //! | the last refusal | the allocator, when a cap refuses | [`memory::take_refusal`], when an operator failed | an allocator can only throw, and ATen turns that into text |
 //! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls these, and must not know whether it is recomputed |
+//! | the [`offload::SavedTensors`] that collects | [`offload::SavedTensors::around`], around a stage's forward | autograd's hooks, for each tensor that an operator saves | ATen saves tensors inside its operators |
 //! | the [`random`] scopes | [`random::Scope`], around one layer's forward | libtorch's random operators, through a dispatch key | a layer's code calls these |
 //!
-//! All four belong to the thread of one device's stages. gpipe passes nothing else this way.
+//! All five belong to the thread of one device's stages. gpipe passes nothing else this way.
 
 pub mod c10d;
 pub mod convolution;
@@ -47,6 +49,7 @@ pub mod layout;
 pub mod linear;
 pub mod loss;
 pub mod memory;
+pub mod offload;
 pub mod op_cache;
 pub mod optim;
 pub mod random;

@@ -152,6 +152,8 @@ fn step(report: &StepReport, samples: u64, totals: Totals, data_wait: Duration) 
         idle_ms: stage.wait.as_ms(),
         peak_bytes: stage.peak.0,
         sent_bytes: stage.sent.0,
+        offloaded_bytes: stage.offloaded.0,
+        offload_wait_ms: (stage.offloaded.0 > 0).then(|| stage.offload_wait.as_ms()),
     });
     Step {
         simulated_gpus: gpipe::Device::gpus_are_simulated(),

@@ -88,6 +88,9 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
         .threads_per_stage(pipeline.threads_per_stage)
         .deadline(Duration::from_secs(pipeline.timeout_s))
         .seed(config.seed);
+    if !pipeline.offload_folder.as_os_str().is_empty() {
+        builder = builder.offload_folder(&pipeline.offload_folder);
+    }
     if !pipeline.memory.0.is_empty() {
         builder = builder.memory_cap(pipeline.memory.0.clone());
     }

@@ -39,6 +39,8 @@ struct DeviceSums {
     parts_ms: [f64; 8],
     peak: u64,
     sent: u64,
+    offloaded: u64,
+    offload_wait_ms: f64,
 }
 
 /// The parts of a step. A device is idle in those of [`BUBBLE`].
@@ -92,6 +94,8 @@ impl Summary {
             }
             sums.peak = sums.peak.max(stage.peak.0);
             sums.sent += stage.sent.0;
+            sums.offloaded += stage.offloaded.0;
+            sums.offload_wait_ms += stage.offload_wait.as_ms();
         }
     }
 
@@ -196,6 +200,14 @@ impl Summary {
             let (peak, sent) = (Bytes(stage.peak), Bytes(stage.sent / self.steps.max(1)));
             format!("{number:>width$}   {:>11}   {:>13}", peak.to_string(), sent.to_string())
         }));
+        if self.devices.iter().any(|stage| stage.offloaded > 0) {
+            lines.push(format!("{row}   offloaded per step   waited for it"));
+            lines.extend(self.devices.iter().enumerate().map(|(number, stage)| {
+                let moved = Bytes(stage.offloaded / self.steps.max(1)).to_string();
+                let waited = format!("{:.1} ms", stage.offload_wait_ms / steps);
+                format!("{number:>width$}   {moved:>18}   {waited:>13}")
+            }));
+        }
         lines
     }
 
@@ -252,8 +264,12 @@ mod tests {
 
     /// A summary of 10 steps of 100 ms.
     fn summary(parts_ms: &[[f64; 8]]) -> Summary {
-        let stage =
-            |parts_ms: &[f64; 8]| DeviceSums { parts_ms: *parts_ms, peak: 1 << 30, sent: 70 };
+        let stage = |parts_ms: &[f64; 8]| DeviceSums {
+            parts_ms: *parts_ms,
+            peak: 1 << 30,
+            sent: 70,
+            ..DeviceSums::default()
+        };
         let devices = parts_ms.iter().map(stage).collect();
         Summary { steps: 10, step_ms: 1000.0, devices, ..Summary::new("token") }
     }
@@ -280,6 +296,17 @@ stage   peak memory   sent per step
     1       1.0 GiB             7 B";
         assert_eq!(summary.tables().join("\n"), expected);
         assert!((summary.bubble() - 0.31).abs() < 1e-12);
+    }
+
+    #[test]
+    fn oracle_the_tables_say_what_was_offloaded() {
+        let mut summary = summary(&[[100.0; 8]; 2]);
+        (summary.devices[0].offloaded, summary.devices[0].offload_wait_ms) = (10 << 20, 25.0);
+        let expected = "\
+stage   offloaded per step   waited for it
+    0              1.0 MiB          2.5 ms
+    1                  0 B          0.0 ms";
+        assert!(summary.tables().join("\n").ends_with(expected), "{:?}", summary.tables());
     }
 
     #[test]

@@ -40,6 +40,10 @@ pub enum Remat {
     /// and segments are recomputed one at a time, so the peak is one segment's activations (Chen et
     /// al. 2016, arXiv 1604.06174).
     Segments(u32),
+    /// Like `UnlessAdjacent`, but nothing is computed again: what a forward would keep is moved out
+    /// of the device's memory, and R moves it back. A GPU moves it to the host's memory, a CPU to a
+    /// file.
+    Offload,
 }
 
 /// The largest N that [`Remat::Keep`] accepts.
@@ -54,9 +58,14 @@ impl Remat {
         match self {
             Remat::Never => false,
             Remat::Always | Remat::Segments(_) => true,
-            Remat::UnlessAdjacent | Remat::Selective => !adjacent,
+            Remat::UnlessAdjacent | Remat::Selective | Remat::Offload => !adjacent,
             Remat::Keep(most) => !adjacent && kept >= most as usize,
         }
+    }
+
+    /// Whether activations leave the device's memory instead of being computed again.
+    pub fn offloads(self) -> bool {
+        self == Remat::Offload
     }
 
     /// The number of segments that a stage is cut into where it re-materializes.
@@ -179,6 +188,7 @@ impl fmt::Display for Remat {
             Remat::UnlessAdjacent => f.write_str("unless-adjacent"),
             Remat::Keep(kept) => write!(f, "keep:{kept}"),
             Remat::Selective => f.write_str("selective"),
+            Remat::Offload => f.write_str("offload"),
             Remat::Segments(segments) => write!(f, "segments:{segments}"),
         }
     }
@@ -197,8 +207,8 @@ impl fmt::Display for RematPolicies {
 /// A re-materialization policy that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no re-materialization '{0}': use always, never, unless-adjacent, selective, keep:N \
-    (N from 1 to {NUMBER_MAX}) or segments:N (N from 1 to {SEGMENTS_MAX})"
+    "there is no re-materialization '{0}': use always, never, unless-adjacent, selective, \
+    offload, keep:N (N from 1 to {NUMBER_MAX}) or segments:N (N from 1 to {SEGMENTS_MAX})"
 )]
 pub struct UnknownRemat(String);
 
@@ -217,6 +227,7 @@ impl FromStr for Remat {
                 "never" => Ok(Remat::Never),
                 "unless-adjacent" => Ok(Remat::UnlessAdjacent),
                 "selective" => Ok(Remat::Selective),
+                "offload" => Ok(Remat::Offload),
                 _ => Err(error()),
             },
             Some(("segments", text)) => Ok(Remat::Segments(number(text, SEGMENTS_MAX)?)),

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use gpipe_core::{
     Bytes, Nanos, Op,
-    cost::{LayerCost, ModelCosts},
+    cost::{LayerCost, LayerState, ModelCosts, OffloadSpeed},
     memory::ActionMemory,
     remat::{Remat, RematPolicies},
     schedule::Schedule,
@@ -331,4 +331,33 @@ fn property_policies_print_as_they_parse() {
     );
     assert!(policies.check(2).is_ok() && policies.check(3).is_err());
     assert_eq!(RematPolicies::by_stage([Remat::Never; 3]), Remat::Never.into());
+}
+
+/// Writing hides behind the forward, reading behind a backward, and the longer of both counts.
+#[test]
+fn oracle_a_stage_that_offloads_waits_for_what_does_not_overlap() {
+    let layer = LayerCost {
+        forward: Nanos(50),
+        forward_kept: Nanos(40),
+        rematerialize: Nanos(45),
+        backward: Nanos(90),
+        backward_kept: Nanos(80),
+        kept: Bytes(150),
+        ..LayerCost::default()
+    };
+    let times = |out: u64, back: u64| {
+        let costs = ModelCosts {
+            layers: vec![LayerState::default(); 2],
+            trained_before: vec![true; 3],
+            offload: Some(OffloadSpeed { out_bytes_per_s: out, back_bytes_per_s: back }),
+            ..ModelCosts::default()
+        };
+        let all = [layer, layer, LayerCost::default()];
+        let cost = costs.stage_cost(0..2, &all, Remat::Offload, 1.0);
+        (cost.forward.0, cost.rematerialize.0, cost.backward.0)
+    };
+    // 300 bytes at 10 and at 1 per nanosecond.
+    assert_eq!(times(10_000_000_000, 10_000_000_000), (80, 0, 160));
+    assert_eq!(times(1_000_000_000, 10_000_000_000), (300, 0, 160));
+    assert_eq!(times(10_000_000_000, 1_000_000_000), (80, 140, 160));
 }

@@ -158,6 +158,8 @@ fn random_bytes(random: &mut Stream) -> StageBytes {
         rematerialize: held(forward_kept),
         resident: bytes(100),
         statistics: bytes(5),
+        // Its bound is compared with what stages really hold.
+        moving: Bytes(0),
         gradients: bytes(50) + Bytes(1),
         backward: bytes(80),
         backward_kept: bytes(80),

@@ -7,7 +7,7 @@ mod support;
 
 use gpipe_core::{
     Bytes, Nanos,
-    cost::{LayerCost, LayerState, ModelCosts, Spread, Transport},
+    cost::{LayerCost, LayerState, ModelCosts, OffloadSpeed, Spread, Transport},
     plan::{
         Limit, Move, Plan, PlanDevice, PlanError, Request, Usual, advice, explain, predict, search,
     },
@@ -20,9 +20,10 @@ use serde_json::Value;
 use support::{Kind, balances, model};
 
 /// All policies that a search may try for a stage of `layers` layers.
-fn policies(layers: usize, micro_batches: usize, selective: bool) -> Vec<Remat> {
+fn policies(layers: usize, micro_batches: usize, selective: bool, offload: bool) -> Vec<Remat> {
     let mut all = vec![Remat::Never, Remat::UnlessAdjacent, Remat::Always];
     all.extend(selective.then_some(Remat::Selective));
+    all.extend(offload.then_some(Remat::Offload));
     all.extend((1..micro_batches as u32).map(Remat::Keep));
     all.extend((2..=layers as u32).map(Remat::Segments));
     all
@@ -94,7 +95,14 @@ impl Case {
                     for balance in balances(layers, stages) {
                         let lists: Vec<Vec<Remat>> = balance
                             .iter()
-                            .map(|&n| policies(n, m.min(self.samples), selective))
+                            .map(|&n| {
+                                policies(
+                                    n,
+                                    m.min(self.samples),
+                                    selective,
+                                    self.model.offload.is_some(),
+                                )
+                            })
                             .collect();
                         for remat in products(&lists) {
                             let remat = RematPolicies::by_stage(remat);
@@ -306,6 +314,30 @@ fn request<'a>(model: &'a ModelCosts, devices: &'a [PlanDevice]) -> Request<'a> 
 
 fn devices<const K: usize>(mib: Option<u64>) -> [PlanDevice; K] {
     [PlanDevice { speed: 1.0, memory: mib.map(|mib| Bytes(mib << 20)) }; K]
+}
+
+/// Under a cap that rules `never` out, a fast disk is better than a second forward, and a slow one
+/// is not.
+#[test]
+fn property_offload_is_planned_where_it_is_faster_than_recomputing() {
+    let found = |gb_per_s: Option<u64>| {
+        let speed = |gb: u64| OffloadSpeed {
+            out_bytes_per_s: gb * 1_000_000_000,
+            back_bytes_per_s: gb * 1_000_000_000,
+        };
+        let model = ModelCosts { offload: gb_per_s.map(speed), ..regular(&[4; 4]) };
+        let devices = devices::<2>(Some(300));
+        let schedules = vec![Schedule::GPipe];
+        let micro_batches = vec![8];
+        let request = Request { schedules, micro_batches, ..request(&model, &devices) };
+        let plan = search(&request).unwrap().plan;
+        (0..2).map(|stage| plan.remat.of(stage)).collect::<Vec<_>>()
+    };
+    // A micro-batch keeps 64 MiB of a stage, which computes it in 8 ms.
+    assert_eq!(found(Some(20)), [Remat::Offload; 2]);
+    for slow in [None, Some(1)] {
+        assert!(found(slow).iter().all(|policy| !policy.offloads()), "{slow:?}");
+    }
 }
 
 #[test]

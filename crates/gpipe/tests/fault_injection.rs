@@ -87,12 +87,13 @@ impl Trap {
 
 /// Ways to run that together have every kind of compute action of a training, and transfers of
 /// activations, gradients, tied weights and the vote.
-fn ways() -> [(Schedule, Remat); 4] {
+fn ways() -> [(Schedule, Remat); 5] {
     [
         (Schedule::OneFOneB, Remat::Always),
         (Schedule::ZbH1, Remat::Never),
         (Schedule::GPipe, Remat::Always),
         (Schedule::GPipe, Remat::Selective),
+        (Schedule::OneFOneB, Remat::Offload),
     ]
 }
 

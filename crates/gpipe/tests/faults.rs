@@ -150,7 +150,7 @@ fn ways() -> Vec<Way> {
     let mut ways = Vec::new();
     for stages in [1, 2, 4] {
         for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1] {
-            for remat in [Remat::Never, Remat::Always, Remat::Selective] {
+            for remat in [Remat::Never, Remat::Always, Remat::Selective, Remat::Offload] {
                 let schedule = schedule.clone();
                 ways.push(Way { stages, schedule, remat });
             }

@@ -6,7 +6,7 @@
 mod common;
 
 use common::{Features, Recipe, Run, assert_close, assert_same_bits, batch, log_skipped, model};
-use gpipe::{Bytes, Device, Remat, TopK};
+use gpipe::{Bytes, Device, Remat, Schedule, TopK};
 use tch::Kind;
 
 /// Whether `test` must be skipped; if so, writes that to the log.
@@ -226,4 +226,43 @@ fn gpu_values_out_of_range_fail_the_step_and_change_nothing() {
         assert_same_bits(&common::flat(&mut pipeline), &before, what);
     }
     pipeline.train_step(&inputs, &targets).unwrap();
+}
+
+/// Offload copies every block of saved activations to the host once, and back once. Of each
+/// micro-batch it copies the same, and nothing of one whose backward follows at once.
+#[test]
+fn gpu_offload_copies_out_and_back_what_a_micro_batch_saved() {
+    let name = "gpu_offload_copies_out_and_back_what_a_micro_batch_saved";
+    if skipped(name) {
+        return;
+    }
+    if !Device::gpus_are_simulated() {
+        log_skipped(&format!("{name}: only simulated GPUs count"));
+        return;
+    }
+    let last = Device::Cuda(Device::gpus() - 1);
+    let copies = |remat, schedule: &Schedule, micro_batches: usize| {
+        let run = Run { stages: 2, remat, schedule: schedule.clone(), ..Run::plain() };
+        let builder = run.builder(model(Features::plain()), micro_batches);
+        let mut pipeline = builder.devices([GPU, last]).build().unwrap();
+        let (inputs, targets) = batch(8, 1);
+        pipeline.train_step(&inputs, &targets).unwrap();
+        let before = gpipe_bridge::device::simulated_counts();
+        pipeline.train_step(&inputs, &targets).unwrap();
+        let after = gpipe_bridge::device::simulated_counts();
+        (after.copies_out - before.copies_out, after.copies_in - before.copies_in)
+    };
+    for schedule in [Schedule::GPipe, Schedule::OneFOneB, Schedule::ZbH1] {
+        let moved = |micro_batches| {
+            let never = copies(Remat::Never, &schedule, micro_batches);
+            let offload = copies(Remat::Offload, &schedule, micro_batches);
+            let (out, back) = (offload.0 - never.0, offload.1 - never.1);
+            assert_eq!(out, back, "{schedule} M={micro_batches}");
+            out
+        };
+        let (two, four, eight) = (moved(2), moved(4), moved(8));
+        assert!(two > 0 && four > two, "{schedule}: {two} {four} {eight}");
+        // From two to four micro-batches come as many blocks, twice, as from four to eight.
+        assert_eq!(eight - four, 2 * (four - two), "{schedule}: {two} {four} {eight}");
+    }
 }

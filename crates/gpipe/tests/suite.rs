@@ -18,6 +18,7 @@ mod kernels;
 mod losses;
 mod misuse;
 mod observers;
+mod offload;
 mod optimizers;
 mod oracle;
 mod parts;

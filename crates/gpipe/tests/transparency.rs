@@ -148,7 +148,7 @@ fn transparency_of_the_start_of_rematerialization() {
         let begins = |pair: &&[Op]| matches!(pair, [Op::Rematerialize(_), Op::Receive(_)]);
         (pipeline.parameters().unwrap(), first.windows(2).filter(begins).count())
     };
-    for remat in [Remat::Always, Remat::Selective, Remat::Segments(2)] {
+    for remat in [Remat::Always, Remat::Selective, Remat::Segments(2), Remat::Offload] {
         for schedule in [Schedule::GPipe, Schedule::OneFOneB] {
             let run = Run { stages: 3, schedule, remat, ..Run::plain() };
             let ((early, before), (late, after)) = (train(&run, true), train(&run, false));

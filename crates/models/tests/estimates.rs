@@ -209,6 +209,7 @@ struct Held {
     peak: f64,
     /// Predicted peaks: `least` if no message outlives its sender's action or comes ahead, `most`
     /// if each message lives until the sender learns of its release, or comes as early as it can.
+    /// What is offloaded is likewise gone at once, or on its way for as long as it may be.
     least: f64,
     most: f64,
     live: u64,
@@ -268,7 +269,11 @@ fn held(
     let plan = Plan { balance, micro_batches, schedule, remat: remat.into() };
     let devices = vec![PlanDevice::default(); stages];
     let predicted = predict(&costs, &devices, samples, &plan).unwrap();
-    let bytes = predicted.stages.iter().map(|stage| StageBytes { ahead: Bytes(0), ..stage.bytes });
+    let bytes = predicted.stages.iter().map(|stage| StageBytes {
+        ahead: Bytes(0),
+        moving: Bytes(0),
+        ..stage.bytes
+    });
     let bytes: Vec<_> = bytes.collect();
     let least = peaks(&predicted.program, LINK_CAPACITY, &bytes, &[]);
     let stage = |(stage, predicted): (usize, &StagePrediction)| Held {
@@ -402,6 +407,20 @@ fn oracle_other_kernels_and_parts_hold_what_is_predicted() {
     compare(&networks, &some_cases(Kernels::Aten, Kind::Float), 0.11, below());
     let networks = [amoebanet(false), resnet(), unet()];
     compare(&networks, &some_cases(Kernels::ChannelsLast, Kind::Float), 0.11, below());
+}
+
+#[test]
+fn oracle_offload_holds_what_is_predicted() {
+    let networks = [gpt(true, 0.0), translation(true, 0.0), amoebanet(false), resnet(), unet()];
+    let mut cases = Vec::new();
+    for (stages, micro_batches) in [(1, 4), (2, 4), (3, 4)] {
+        for schedule in Schedule::SEARCHED_EXACTLY {
+            let (kernels, kind) = (Kernels::OneDnn, Kind::Float);
+            let remat = Remat::Offload;
+            cases.push(Case { stages, micro_batches, schedule, remat, kernels, kind });
+        }
+    }
+    compare(&networks, &cases, 0.11, below());
 }
 
 #[test]

@@ -166,8 +166,9 @@ pub(crate) struct PipelineArguments {
     /// (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<ScheduleChoice>,
-    /// What to recompute: always, never, unless-adjacent, selective, keep:N or segments:N; one
-    /// policy for all stages, or one per stage such as keep:2,never (pipeline.remat)
+    /// What to recompute: always, never, unless-adjacent, selective, keep:N or segments:N; or
+    /// offload, which moves activations to a file and back; one policy for all stages, or one per
+    /// stage such as keep:2,never (pipeline.remat)
     #[arg(long)]
     pub remat: Option<RematPolicies>,
 }

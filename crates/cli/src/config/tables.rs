@@ -1,5 +1,7 @@
 //! The configuration's tables and their defaults. Each field is a key.
 
+use std::path::PathBuf;
+
 use gpipe::{Adafactor, Balance, Device, Lora, RematPolicies, RmsProp, Schedule, processes::Links};
 use serde::{Deserialize, Serialize};
 
@@ -83,9 +85,15 @@ pub(crate) struct PipelineConfig {
     /// `selective` is like `unless-adjacent`, but keeps the outputs of matrix products and
     /// convolutions. `keep:N` is like `unless-adjacent`, but lets up to N more micro-batches at a
     /// time keep their activations. `segments:N` recomputes a stage in N segments, one at a time.
-    /// `gpipe plan` chooses a policy for each stage.
+    /// `offload` is like `unless-adjacent`, but moves activations to a file (on a GPU, to the
+    /// host's memory) and back instead of computing them again. `gpipe plan` chooses a policy for
+    /// each stage.
     #[serde(with = "as_text")]
     pub remat: RematPolicies,
+    /// Folder for the activations that `offload` moves to files, such as one on a fast disk. The
+    /// files have no names and vanish with the process. If empty, where the system keeps temporary
+    /// files, which may itself be memory.
+    pub offload_folder: PathBuf,
     /// Devices: one for all stages, or a list, such as `cuda:0,cuda:0,cpu`. Each has one stage, or
     /// V stages under `interleaved:V`.
     #[serde(with = "as_text")]
@@ -309,6 +317,7 @@ impl Default for PipelineConfig {
             schedule: ScheduleChoice::Named(Schedule::OneFOneB),
             balance: Balance::Cost,
             remat: RematPolicies::default(),
+            offload_folder: PathBuf::new(),
             devices: Devices(vec![Device::Cpu]),
             dtype: Dtype::Float32,
             kernels: KernelChoice::Fastest,

@@ -70,6 +70,7 @@ impl ModelCosts {
             skips: self.skips.iter().map(|skip| self.end_in(skip, &range, samples)).collect(),
         };
         let kept = layers.keeping(0..layers.costs.len());
+        let offloads = remat.offloads();
         let statistics = states.iter().map(|state| state.statistics).sum();
         // With a memory of its own, a stage holds what it received. Otherwise it holds only the
         // copies of its inputs in a smaller dtype.
@@ -92,10 +93,14 @@ impl ModelCosts {
             resident: own.chain(tied).sum::<Bytes>() - elsewhere + copies,
             gradients: made,
             statistics,
-            forward: with(layers.forward_discarding(), inputs + skips),
+            forward: with(
+                if offloads { layers.offloading() } else { layers.forward_discarding() },
+                inputs + skips,
+            ),
             // A layer that pops a skip keeps it as its output.
             forward_kept: with(ActionMemory { after: kept.after - statistics, ..kept }, inputs),
             rematerialize: layers.rematerialize(),
+            moving: if offloads { layers.rematerialize().after } else { Bytes(0) },
             backward: layers.backward(true, Gradients::Added),
             backward_kept: layers.backward(false, Gradients::Added),
             first_backward: layers.backward(true, Gradients::Made),

@@ -85,8 +85,14 @@ impl Layers<'_> {
         held
     }
 
-    /// Re-materializes the last segment and the loss. Kept outputs of products become part of what
-    /// a layer keeps, or are freed.
+    /// A forward that keeps, and whose activations are then moved away.
+    pub fn offloading(&self) -> ActionMemory {
+        let kept = self.keeping(0..self.costs.len());
+        ActionMemory { peak: kept.peak, after: Bytes(0) }
+    }
+
+    /// Re-materializes the last segment and the loss, or brings back what was moved away. Kept
+    /// outputs of products become part of what a layer keeps, or are freed.
     pub fn rematerialize(&self) -> ActionMemory {
         if self.selective {
             let (mut now, mut most) = (0_i64, 0_i64);

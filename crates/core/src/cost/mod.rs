@@ -116,10 +116,55 @@ pub struct Transport {
 
 impl Transport {
     fn occupied(&self, bytes: Bytes) -> Nanos {
-        let time = u128::from(bytes.0) * 1_000_000_000;
-        let time = time.checked_div(u128::from(self.bytes_per_s)).unwrap_or(0);
-        Nanos(u64::try_from(time).unwrap_or(u64::MAX))
+        occupied(bytes, self.bytes_per_s)
     }
+}
+
+/// How fast saved activations leave a device's memory and come back ([`Remat::Offload`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct OffloadSpeed {
+    /// Bytes per second to the file, or from a GPU to the host.
+    pub out_bytes_per_s: u64,
+    /// Bytes per second back.
+    pub back_bytes_per_s: u64,
+}
+
+impl Default for OffloadSpeed {
+    /// 1 GB/s both ways: an assumption, where nothing was measured.
+    fn default() -> Self {
+        Self { out_bytes_per_s: 1_000_000_000, back_bytes_per_s: 1_000_000_000 }
+    }
+}
+
+impl OffloadSpeed {
+    /// The times of a stage that offloads, from its times without re-materialization and the bytes
+    /// that it keeps of a micro-batch.
+    ///
+    /// Writing overlaps with the next forward, which waits for its end. Reading overlaps with the
+    /// backward of the micro-batch before.
+    pub(crate) fn stage_cost(&self, kept: StageCost, bytes: Bytes) -> StageCost {
+        let out = occupied(bytes, self.out_bytes_per_s);
+        let back = occupied(bytes, self.back_bytes_per_s);
+        let backward = match kept.backward_kept {
+            Nanos(0) => kept.backward_input_kept,
+            whole => whole,
+        };
+        StageCost {
+            forward: kept.forward_kept.max(out),
+            rematerialize: back - back.min(backward),
+            backward: kept.backward_kept,
+            backward_input: kept.backward_input_kept,
+            ..kept
+        }
+    }
+}
+
+/// The time of a transfer; 0 without a bandwidth.
+fn occupied(bytes: Bytes, bytes_per_s: u64) -> Nanos {
+    let time = u128::from(bytes.0) * 1_000_000_000;
+    let time = time.checked_div(u128::from(bytes_per_s)).unwrap_or(0);
+    Nanos(u64::try_from(time).unwrap_or(u64::MAX))
 }
 
 /// The costs of a model.
@@ -155,6 +200,10 @@ pub struct ModelCosts {
     pub fed: Bytes,
     /// The transport between any two devices.
     pub transport: Transport,
+    /// How fast activations are offloaded; `None` if that was not measured. A search then leaves
+    /// [`Remat::Offload`] out, and a prediction of it assumes [`OffloadSpeed::default`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub offload: Option<OffloadSpeed>,
     /// Whether every device has a memory of its own, as GPUs have. A stage copies into it what it
     /// is fed and what it receives. Otherwise a message is memory of its sender. It holds for all
     /// stages: beside GPUs, a stage on a CPU may hold more for its messages, and two stages on one
@@ -372,7 +421,7 @@ impl ModelCosts {
             _ => sum(&own[last.start..], |c| c.rematerialize),
         };
         let rest = sum(&own[..last.start], |c| c.rematerialize);
-        StageCost {
+        let cost = StageCost {
             forward: scale(sum(own, |c| c.forward)),
             forward_kept: scale(sum(own, |c| c.forward_kept)),
             rematerialize: scale(again),
@@ -383,6 +432,14 @@ impl ModelCosts {
             backward_weight: scale(sum(own, |c| c.backward_weight)),
             norm: scale(states.iter().map(|state| state.norm).sum()),
             update: scale(states.iter().map(|state| state.update).sum()),
+        };
+        match remat {
+            // A faster device does not write and read faster.
+            Remat::Offload => {
+                let kept = own.iter().map(|cost| cost.kept).sum();
+                self.offload.unwrap_or_default().stage_cost(cost, kept)
+            }
+            _ => cost,
         }
     }
 

@@ -15,6 +15,7 @@
 //!                   + messages x their size, or what has arrived ahead
 //!                   + split backwards x what their first half leaves
 //!                   + the early gradients that first halves compute
+//!                   + offloaded micro-batches on their way out or back
 //!                   + the action's own peak
 //! ```
 //!
@@ -61,6 +62,9 @@ pub struct StageBytes {
     pub forward_kept: ActionMemory,
     /// A re-materialization.
     pub rematerialize: ActionMemory,
+    /// What is in memory of a micro-batch while it is moved out of the device's memory, or back
+    /// ahead of its backward. 0 for stages that do not offload.
+    pub moving: Bytes,
     /// Peak above the start of a backward after a re-materialization.
     pub backward: Bytes,
     /// Peak above the start of a backward whose forward kept its activations.
@@ -135,6 +139,8 @@ pub struct Moment {
     discarded: u32,
     recomputed: u32,
     split: u32,
+    /// Other micro-batches that may be on their way out, or back, if the stage offloads.
+    moving: u32,
     /// Sent messages that may still be live, by the stage's edges (see [`Moments`]).
     messages: Vec<u32>,
 }
@@ -150,6 +156,7 @@ impl Moment {
             && self.discarded <= other.discarded
             && self.recomputed <= other.recomputed
             && self.split <= other.split
+            && self.moving <= other.moving
             && self.messages.iter().zip(&other.messages).all(|(own, other)| own <= other)
     }
 }
@@ -221,6 +228,7 @@ fn own_bytes(bytes: &StageBytes, moment: &Moment) -> Bytes {
         + times(moment.discarded, bytes.forward.after)
         + times(moment.recomputed, bytes.rematerialize.after)
         + times(moment.split, bytes.split)
+        + times(moment.moving, bytes.moving)
 }
 
 fn peak_of(bytes: &StageBytes, kind: Kind) -> Bytes {
@@ -325,9 +333,38 @@ impl Counts {
         }
     }
 
+    /// How many micro-batches may be on their way out, or back, during an action of this kind,
+    /// where discarding means moving away.
+    ///
+    /// At most one is on its way out, and at most one was read ahead. A forward that moves away
+    /// waits for the first if there is a second. A read begins after a re-materialization, when the
+    /// write before it is done, so the backward finds one of both.
+    fn moving(self, kind: Kind) -> u32 {
+        let away = self.discarded.saturating_sub(self.recomputed);
+        match kind {
+            Kind::Rematerialize => away.saturating_sub(1).min(1),
+            Kind::Forward { keeps: false } => away.min(1),
+            Kind::Backward { kept: false, .. } | Kind::BackwardInput { kept: false, .. } => {
+                away.min(1)
+            }
+            _ => away.min(2),
+        }
+    }
+
     fn moment(self, kind: Kind, messages: Vec<u32>) -> Moment {
         let Self { gradients, early, turn: _, forwards, kept, discarded, recomputed, split } = self;
-        Moment { kind, gradients, early, forwards, kept, discarded, recomputed, split, messages }
+        Moment {
+            kind,
+            gradients,
+            early,
+            forwards,
+            kept,
+            discarded,
+            recomputed,
+            split,
+            moving: self.moving(kind),
+            messages,
+        }
     }
 }
 
@@ -388,8 +425,11 @@ pub fn series(
         }
         let before = counts[stage.index()];
         let Some((kind, after)) = before.act(timed.action, recomputed) else { continue };
-        let held =
-            |counts: Counts| signed(own_bytes(bytes, &counts.moment(Kind::Update, Vec::new())));
+        let held = |counts: Counts| {
+            // What is moving depends on how fast it moves, which is not drawn.
+            let moment = counts.moment(Kind::Update, Vec::new());
+            signed(own_bytes(bytes, &Moment { moving: 0, ..moment }))
+        };
         let peak = signed(peak_of(bytes, kind));
         // The peak of a first backward already contains the gradients that it allocates.
         changes[stage.index()].push((timed.start, peak));

@@ -16,11 +16,12 @@ use crate::{
 };
 
 /// The policies to try for all stages, from the one that holds most to the one that holds least.
-const POLICIES: [Remat; 6] = [
+const POLICIES: [Remat; 7] = [
     Remat::Never,
     Remat::Keep(2),
     Remat::Keep(1),
     Remat::Selective,
+    Remat::Offload,
     Remat::Always,
     Remat::Segments(4),
 ];
@@ -171,7 +172,12 @@ impl Trial<'_, '_> {
     ) -> impl Iterator<Item = Remat> + use<> {
         let samples = self.request.samples.div_ceil(micro_batches.max(1));
         let selective = self.request.model.has_selective(samples, schedule);
-        POLICIES.into_iter().filter(move |policy| selective || *policy != Remat::Selective)
+        let offload = self.request.model.offload.is_some();
+        POLICIES.into_iter().filter(move |policy| match policy {
+            Remat::Selective => selective,
+            Remat::Offload => offload,
+            _ => true,
+        })
     }
 
     fn worth(&mut self, plan: &Plan) -> Result<Worth, PlanError> {

@@ -8,7 +8,7 @@ use std::{ops::Range, rc::Rc};
 
 use super::{
     Plan, PlanError,
-    space::{Frame, Space, message, whole},
+    space::{Frame, Space, message, priced_as, whole},
 };
 use crate::{
     cost::ModelCosts,
@@ -106,7 +106,7 @@ impl Space<'_> {
         estimates: bool,
     ) -> Result<Bytes, PlanError> {
         let (all, least) = &*self.moments(stage, policy)?;
-        let key = (range.start, range.end, policy.segments(), policy == Remat::Selective);
+        let key = (range.start, range.end, priced_as(policy));
         let (model, costs) = (self.frame.model, &self.costs);
         let bytes = self.bytes.entry(key);
         let larger = self.frame.samples.div_ceil(self.frame.micro_batches);

@@ -87,7 +87,7 @@ pub(super) struct Space<'a> {
     patterns: Vec<Option<Rc<Patterns>>>,
     pub(super) order: Option<Rc<Order>>,
     pub(super) moments: HashMap<(usize, Remat), Rc<(Moments, Moments)>>,
-    pub(super) bytes: HashMap<(usize, usize, usize, bool), StageBytes>,
+    pub(super) bytes: HashMap<(usize, usize, Remat), StageBytes>,
     cells: HashMap<(usize, usize, usize), Rc<Cell>>,
     programs: HashMap<(Vec<Edge>, Vec<Remat>), Lowered>,
     pub(super) messages: Vec<EdgeBytes>,
@@ -191,12 +191,14 @@ impl<'a> Space<'a> {
         let whole = patterns.iter().enumerate().map(|(index, pattern)| (pattern.policy, index));
         let recomputes = patterns[last].policy != Remat::Never;
         let parts = recomputes.then(|| segments(layers)).into_iter().flatten();
-        // `selective` recomputes the same micro-batches as `unless-adjacent`.
+        // `selective` and `offload` apply to the same micro-batches as `unless-adjacent`.
         let adjacent = self.lists.pattern(stage, Remat::UnlessAdjacent);
         let same = patterns.iter().position(|pattern| pattern.recomputes_as(&adjacent));
+        let offloads = same.filter(|_| self.frame.model.offload.is_some() && adjacent.recomputes());
+        let offload = offloads.map(|index| (Remat::Offload, index));
         let same = same.filter(|_| selective && adjacent.recomputes());
         let selective = same.map(|index| (Remat::Selective, index));
-        whole.chain(selective).chain(parts.map(|policy| (policy, last))).collect()
+        whole.chain(offload).chain(selective).chain(parts.map(|policy| (policy, last))).collect()
     }
 
     fn patterns(&mut self, stage: usize) -> Rc<Patterns> {
@@ -384,12 +386,20 @@ impl<'a> Space<'a> {
 }
 
 /// The unsegmented policy that recomputes the same: `always` for segments, `unless-adjacent` for
-/// `selective`.
+/// `selective` and `offload`.
 pub(super) fn whole(policy: Remat) -> Remat {
     match policy {
         Remat::Segments(_) => Remat::Always,
-        Remat::Selective => Remat::UnlessAdjacent,
+        Remat::Selective | Remat::Offload => Remat::UnlessAdjacent,
         other => other,
+    }
+}
+
+/// A policy under which a stage's actions hold the same.
+pub(super) fn priced_as(policy: Remat) -> Remat {
+    match policy {
+        Remat::Segments(_) | Remat::Selective | Remat::Offload => policy,
+        _ => Remat::Never,
     }
 }
 

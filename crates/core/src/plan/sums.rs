@@ -4,7 +4,7 @@
 use std::ops::Range;
 
 use crate::{
-    cost::{LayerCost, ModelCosts},
+    cost::{LayerCost, ModelCosts, OffloadSpeed},
     remat::Remat,
     simulate::StageCost,
     units::{Bytes, Nanos},
@@ -18,12 +18,15 @@ pub(super) struct Sums {
     ends: Vec<[Nanos; 2]>,
     /// Parameters and optimizer state.
     states: Vec<Bytes>,
+    /// What a forward keeps.
+    kept: Vec<Bytes>,
+    offload: OffloadSpeed,
 }
 
 impl Sums {
     pub fn new(model: &ModelCosts, costs: &[LayerCost]) -> Self {
         let (mut times, mut ends) = (vec![[Nanos(0); 8]], vec![[Nanos(0); 2]]);
-        let mut states = vec![Bytes(0)];
+        let (mut states, mut kept) = (vec![Bytes(0)], vec![Bytes(0)]);
         for cost in costs {
             let own = [
                 cost.forward,
@@ -36,6 +39,7 @@ impl Sums {
                 cost.rematerialize_selective,
             ];
             let before = times[times.len() - 1];
+            kept.push(kept[kept.len() - 1] + cost.kept);
             times.push([0, 1, 2, 3, 4, 5, 6, 7].map(|kind| before[kind] + own[kind]));
         }
         for state in &model.layers {
@@ -47,7 +51,8 @@ impl Sums {
             let bytes = state.parameters + state.optimizer - (sharded - kept);
             states.push(states[states.len() - 1] + bytes);
         }
-        Self { layers: model.layers.len(), times, ends, states }
+        let offload = model.offload.unwrap_or_default();
+        Self { layers: model.layers.len(), times, ends, states, kept, offload }
     }
 
     /// Like [`ModelCosts::stage_cost`].
@@ -60,7 +65,7 @@ impl Sums {
         let rest = self.times[last][2] - self.times[range.start][2];
         let again = if policy == Remat::Selective { 7 } else { 2 };
         let ends = [0, 1].map(|kind| self.ends[range.end][kind] - self.ends[range.start][kind]);
-        StageCost {
+        let cost = StageCost {
             forward: scale(between(0, range.start)),
             forward_kept: scale(between(1, range.start)),
             rematerialize: scale(between(again, last)),
@@ -71,6 +76,12 @@ impl Sums {
             backward_weight: scale(between(6, range.start)),
             norm: scale(ends[0]),
             update: scale(ends[1]),
+        };
+        match policy {
+            Remat::Offload => {
+                self.offload.stage_cost(cost, self.kept[end] - self.kept[range.start])
+            }
+            _ => cost,
         }
     }
 

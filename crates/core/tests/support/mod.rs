@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 
 use gpipe_core::{
     Bytes, Nanos,
-    cost::{LayerCost, LayerState, ModelCosts, SkipCost, TieCost, Transport},
+    cost::{LayerCost, LayerState, ModelCosts, OffloadSpeed, SkipCost, TieCost, Transport},
     splitmix::Stream,
 };
 
@@ -86,6 +86,11 @@ pub fn model(random: &mut Stream, layers: usize, samples: usize, kind: Kind) -> 
         trained_before: (0..=layers).map(|layer| layer > frozen).collect(),
         transport,
         replicated: layers % 3 == 2,
+        // A byte takes about as long as an operation.
+        offload: layers.is_multiple_of(2).then_some(OffloadSpeed {
+            out_bytes_per_s: 2_000_000_000,
+            back_bytes_per_s: 1_000_000_000,
+        }),
         ..ModelCosts::default()
     }
 }

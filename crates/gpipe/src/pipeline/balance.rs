@@ -82,7 +82,8 @@ impl Balance {
 ///
 /// Each of the `micro_batches` counts as a forward and a backward of twice its cost, plus a forward
 /// if the schedule re-materializes it. Under 1F1B the last stage re-materializes nothing by
-/// default. Selective re-materialization is a small part of a forward and is not counted.
+/// default. Selective re-materialization is a small part of a forward and is not counted; offload
+/// recomputes nothing.
 pub(super) fn stage_weights(
     compute: &ActionLists,
     remat: &RematPolicies,
@@ -91,7 +92,7 @@ pub(super) fn stage_weights(
 ) -> Vec<u64> {
     let again = RematSet::from_actions(compute.iter().flatten());
     let forwards = |stage: usize| match remat.of(stage) {
-        Remat::Selective => 0,
+        Remat::Selective | Remat::Offload => 0,
         _ => again.count(StageId::from_index(stage)),
     };
     let weight = |stage| (3 * micro_batches + forwards(stage)) as u64;

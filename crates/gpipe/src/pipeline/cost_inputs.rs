@@ -1,7 +1,7 @@
 //! The settings of a pipeline that its costs depend on, and the estimated costs.
 
 use gpipe_bridge::linear::Kernels;
-use gpipe_core::cost::ModelCosts;
+use gpipe_core::cost::{ModelCosts, OffloadSpeed};
 use tch::Kind;
 
 use super::PipelineBuilder;
@@ -14,6 +14,7 @@ use crate::{
     optim::Optimizer,
     sequence::Sequence,
     spec::TensorSpec,
+    stage::bandwidth::offload_speed,
 };
 
 /// The settings of a pipeline that its costs depend on.
@@ -87,5 +88,19 @@ impl PipelineBuilder {
         let training = Training { kind, kernels, losses, optimizer, average, loss_rows };
         let costs = estimate(seen.sequence, &inputs, &training, sizes, rate)?;
         Ok(ModelCosts { own_memory, ..costs })
+    }
+
+    /// Measures how fast the first device's stages offload activations. `None` if that is
+    /// impossible where the system keeps temporary files.
+    ///
+    /// # Errors
+    /// The folder that was set cannot be used.
+    pub(crate) fn offload_speed(&self) -> Result<Option<OffloadSpeed>> {
+        let (device, folder, patience) = self.offload_inputs();
+        match offload_speed(device, folder, patience) {
+            Ok(speed) => Ok(Some(speed)),
+            Err(_) if folder.is_none() => Ok(None),
+            Err(error) => Err(Error::Setting(error.to_string())),
+        }
     }
 }

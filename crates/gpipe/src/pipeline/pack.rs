@@ -9,7 +9,7 @@ use tch::Tensor;
 
 use crate::arguments::or_undefined;
 use crate::processes::dtype;
-use crate::stage::{Stage, feed::Outcome, recorder::StageProfile};
+use crate::stage::{Stage, feed::Outcome, offload::Moved, recorder::StageProfile};
 
 /// See [`crate::fuzzing::share`].
 #[cfg(feature = "fuzzing")]
@@ -43,6 +43,8 @@ struct PackedOutcome {
     verdict: Option<(bool, f64, f64)>,
     memory: [u64; 3],
     levels: Vec<u64>,
+    /// Bytes that were offloaded, and nanoseconds of waiting for them.
+    moved: [u64; 2],
     profile: Option<StageProfile>,
 }
 
@@ -86,6 +88,7 @@ fn pack_outcome(outcome: &Outcome) -> std::result::Result<PackedOutcome, String>
         verdict: outcome.verdict.map(|verdict| (verdict.apply, verdict.norm, verdict.scale)),
         memory: [live, peak, kept],
         levels: outcome.levels.clone(),
+        moved: [outcome.moved.bytes.0, outcome.moved.waited.0],
         profile,
     })
 }
@@ -146,6 +149,7 @@ fn unpack_outcome(packed: PackedOutcome) -> std::result::Result<Outcome, String>
         verdict: packed.verdict.map(|(apply, norm, scale)| Verdict { apply, norm, scale }),
         memory: Stats { live, peak, kept },
         levels: packed.levels,
+        moved: Moved { bytes: Bytes(packed.moved[0]), waited: Nanos(packed.moved[1]) },
         profile: packed.profile,
     })
 }

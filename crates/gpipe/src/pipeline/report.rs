@@ -85,6 +85,12 @@ pub struct DeviceReport {
     pub live: Bytes,
     /// Bytes of activations and gradients that the stages sent to other stages.
     pub sent: Bytes,
+    /// Bytes of saved activations that left the device's memory and came back
+    /// ([`Remat::Offload`](gpipe_core::remat::Remat::Offload)).
+    pub offloaded: Bytes,
+    /// The part of the actions' times in which they waited for offloaded activations to be written
+    /// or read.
+    pub offload_wait: Nanos,
 }
 
 impl DeviceReport {
@@ -103,8 +109,9 @@ impl DeviceReport {
         let own = |device: usize| {
             let stages = ran.outcomes.iter().zip(&placement);
             let own = stages.filter(move |(_, own)| own.is_some_and(|own| own.index() == device));
-            own.map(|(outcome, _)| outcome.memory)
+            own.map(|(outcome, _)| outcome)
         };
+        let memory = |device: usize| own(device).map(|outcome| outcome.memory);
         let devices = times.iter().zip(&ran.sent).enumerate();
         let report = |(device, (times, &sent)): (usize, (&DeviceTimes, &Bytes))| Self {
             forward: times.forward,
@@ -117,9 +124,11 @@ impl DeviceReport {
             stalls: times.stalls,
             wait: times.wait(),
             // The stages of a device share its memory. Each stage measured it when it finished.
-            peak: Bytes(own(device).map(|memory| memory.peak).max().unwrap_or(0)),
-            live: Bytes(own(device).map(|memory| memory.live).next_back().unwrap_or(0)),
+            peak: Bytes(memory(device).map(|memory| memory.peak).max().unwrap_or(0)),
+            live: Bytes(memory(device).map(|memory| memory.live).next_back().unwrap_or(0)),
             sent,
+            offloaded: own(device).map(|outcome| outcome.moved.bytes).sum(),
+            offload_wait: own(device).map(|outcome| outcome.moved.waited).sum(),
         };
         devices.map(report).collect()
     }

@@ -68,6 +68,8 @@ pub struct Again {
 /// activations and, unless that exceeds a memory cap, with all keeping them. The first schedule is
 /// also measured with selective re-materialization.
 ///
+/// At the end, the speed of offload is measured in the builder's folder.
+///
 /// `tell` is called with a description of each measurement. A measurement that varies too much is
 /// repeated a few times at most; [`ModelCosts::spread`] then holds the remaining spread. `decide`
 /// receives the next proposed repeat, if any, and returns the one to make. Processes measure
@@ -144,6 +146,8 @@ pub fn profile(
         }
     }
     costs.transport = messages.transport(copied);
+    tell("the speed of offload");
+    costs.offload = builder.offload_speed()?;
     let steps = settings.steps * settings.passes.max(1);
     Ok(Profile { format: FORMAT, subject, stages, steps, costs, spread, again })
 }

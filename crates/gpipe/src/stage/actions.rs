@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use gpipe_bridge::memory;
+use gpipe_bridge::{memory, offload::SavedTensors};
 use gpipe_core::{
     Action, Direction, EdgeId, MicroBatch, Nanos, Op, StageId, Transfer, lower::Part,
 };
@@ -10,6 +10,7 @@ use gpipe_runtime::{
     Keep, StageExecutor, Verdict, Vote,
     stage::{OnEdges, Progress, Span},
 };
+use tch::Tensor;
 
 use super::{
     Stage, StageResult,
@@ -170,6 +171,8 @@ impl StageExecutor for Stage {
         let begun = self.step.as_ref().map(|step| step.begun);
         let time = begun.map_or(0, |begun| begun.elapsed().as_nanos());
         self.observe_step(When::After(Nanos(u64::try_from(time).unwrap_or(u64::MAX))))?;
+        // A forward alone may have left a write.
+        self.store.finish().map_err(in_operation("moving saved activations"))?;
         let mut step = self.end_step()?;
         self.pending.take_from(&mut step);
         // The rest of the step is dropped here, so that the reported memory is what remains.
@@ -181,6 +184,7 @@ impl StageExecutor for Stage {
             verdict,
             levels,
             peak,
+            moved,
             recorder,
             ..
         } = step;
@@ -198,15 +202,28 @@ impl StageExecutor for Stage {
             verdict,
             memory,
             levels,
+            moved,
             profile,
         })
     }
 
     fn abort(&mut self) {
         self.step = None;
+        self.store.forget();
         self.device.abort_step();
         self.decoding.clear();
         self.parameters.forget_last_grads();
+    }
+}
+
+/// Runs `work`, and collects what its operators save if `saved` is there.
+fn saving<T>(
+    saved: &mut Option<SavedTensors>,
+    work: impl FnOnce() -> StageResult<T>,
+) -> StageResult<T> {
+    match saved {
+        Some(saved) => saved.around(work).map_err(|error| in_operation("offload")(error.into()))?,
+        None => work(),
     }
 }
 
@@ -263,6 +280,18 @@ impl ActiveStage<'_> {
     ) -> StageResult<OnEdges<Value>> {
         // If nothing up to here is trained, there is no backward, so nothing is kept.
         let keep = if self.parameters.trains_up_to_here() { keep } else { Keep::Nothing };
+        // Kept all the same, and then moved away: the backward's R brings it back.
+        let offloads = keep == Keep::Inputs && self.config.remat.offloads();
+        let keep = if offloads { Keep::Activations } else { keep };
+        let mut saved = match offloads {
+            true => {
+                self.before_offload()?;
+                let saved =
+                    SavedTensors::new().map_err(|error| in_operation("offload")(error.into()))?;
+                Some(saved)
+            }
+            false => None,
+        };
         let edges = Arc::clone(&self.config.edges);
         let mut inputs = self.receive(inputs)?;
         // As layers see `None`.
@@ -274,6 +303,10 @@ impl ActiveStage<'_> {
             Some(tensors) => tensors.into_iter().flatten().collect(),
             None => self.fed_inputs(micro_batch)?,
         };
+        let stays: Vec<Tensor> = match offloads {
+            true => inputs.iter().chain(skips.values()).map(Tensor::shallow_clone).collect(),
+            false => Vec::new(),
+        };
         let outputs = if keep == Keep::Activations {
             let layers = 0..self.config.layers.len();
             let how = ForwardOptions {
@@ -281,7 +314,9 @@ impl ActiveStage<'_> {
                 work: ProfiledOp::ForwardKept,
                 products: SavedOps::Compute,
             };
-            let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
+            let ran = saving(&mut saved, || {
+                self.run_layers(layers, micro_batch, inputs, &mut skips, how)
+            })?;
             self.count_statistics(micro_batch, ran.statistics);
             self.step.held.insert(micro_batch, SavedActivations::whole(ran.islands));
             ran.outputs
@@ -304,13 +339,17 @@ impl ActiveStage<'_> {
         if keep != Keep::Inputs {
             let graph = keep == Keep::Activations;
             let keeps = self.step.feed.mode == Mode::Train;
-            let loss = self.run_loss(micro_batch, &outputs, graph, keeps)?;
+            let loss = saving(&mut saved, || self.run_loss(micro_batch, &outputs, graph, keeps))?;
             if let Some(held) = self.step.held.get_mut(&micro_batch) {
                 held.loss = loss;
             }
         }
         let outputs = outputs.into_iter().map(defined).collect();
         let outgoing = self.outgoing(edges.boundary_out, outputs, &edges.skips_out, &mut skips);
+        drop(skips);
+        if let Some(saved) = saved {
+            self.move_away(micro_batch, saved, stays)?;
+        }
         self.finished(outgoing)
     }
 
@@ -318,6 +357,7 @@ impl ActiveStage<'_> {
         if !self.parameters.trains_up_to_here() {
             return Ok(());
         }
+        self.bring_back(micro_batch)?;
         self.recompute(micro_batch)?;
         self.device.finish().map_err(in_operation("re-materialization"))
     }

@@ -1,6 +1,6 @@
 //! The configuration of a stage.
 
-use std::{collections::HashMap, ops::Range, sync::Arc};
+use std::{collections::HashMap, ops::Range, path::PathBuf, sync::Arc, time::Duration};
 
 use gpipe_bridge::linear::Kernels;
 use gpipe_core::{EdgeId, StageId, remat::Remat};
@@ -45,6 +45,10 @@ pub(crate) struct StageConfig {
     /// Whether another device of the pipeline is the same GPU, with a thread of its own.
     pub shares_device: bool,
     pub remat: Remat,
+    /// The folder of offloaded activations; `None`: where the system keeps temporary files.
+    pub offload_folder: Option<PathBuf>,
+    /// The longest silence of the stage.
+    pub deadline: Duration,
     pub seed: u64,
     pub precision: Precision,
     pub kernels: Kernels,

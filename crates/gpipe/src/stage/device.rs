@@ -43,6 +43,24 @@ struct Gpu {
     queue: RefCell<Option<Queue>>,
     /// Whether the thread waits for every piece of work, because somebody looks at it.
     is_watched: Cell<bool>,
+    /// The end of the last copy to the host.
+    copied: RefCell<Option<Event>>,
+}
+
+impl HostCopies {
+    /// Whether they are on their way back.
+    pub(super) fn are_coming(&self) -> bool {
+        self.coming.is_some()
+    }
+}
+
+/// Copies of a GPU's memory on the host, in pinned memory.
+pub(super) struct HostCopies {
+    copies: Vec<Tensor>,
+    /// When they are complete.
+    copied: Event,
+    /// The copies back, if they have begun.
+    coming: Option<Vec<Coming>>,
 }
 
 /// A tensor that a copy to a GPU makes.
@@ -74,6 +92,7 @@ impl StageDevice {
                     copies_in: Stream::new(number)?,
                     queue: RefCell::default(),
                     is_watched: Cell::default(),
+                    copied: RefCell::default(),
                 })
             }
             None => None,
@@ -294,4 +313,44 @@ impl StageDevice {
         }
         Ok(coming.tensor)
     }
+
+    /// Starts to copy `tensors` of this GPU to the host. Waits for the copies before, so that the
+    /// memory of at most one call is still held for its copies.
+    pub(super) fn copy_to_host(&self, tensors: Vec<Tensor>) -> Result<HostCopies, LayerError> {
+        self.finish_copies_to_host()?;
+        let gpu = self.gpu.as_ref().ok_or_else(no_gpu)?;
+        gpu.compute.record()?.block(gpu.copies_out)?;
+        let copies = tensors.iter().map(|tensor| Ok(gpu.copies_out.copy(tensor, None)?));
+        let copies = copies.collect::<Result<_, LayerError>>()?;
+        gpu.copied.replace(Some(gpu.copies_out.record()?));
+        Ok(HostCopies { copies, copied: gpu.copies_out.record()?, coming: None })
+    }
+
+    /// Waits until what was copied to the host is there, and its memory on the GPU is free.
+    pub(super) fn finish_copies_to_host(&self) -> Result<(), LayerError> {
+        let before = self.gpu.as_ref().and_then(|gpu| gpu.copied.take());
+        before.map_or(Ok(()), |before| Ok(before.synchronize()?))
+    }
+
+    /// Starts to copy back what [`copy_to_host`](Self::copy_to_host) copied.
+    pub(super) fn start_from_host(&self, host: &mut HostCopies) -> Result<(), LayerError> {
+        let gpu = self.gpu.as_ref().ok_or_else(no_gpu)?;
+        if host.coming.is_none() {
+            self.finish_copies_to_host()?;
+            host.copied.block(gpu.copies_in)?;
+            let coming = host.copies.iter().map(|copy| self.bring(copy));
+            host.coming = Some(coming.collect::<Result<_, _>>()?);
+        }
+        Ok(())
+    }
+
+    /// The tensors that were copied to the host, on the GPU again.
+    pub(super) fn copy_from_host(&self, mut host: HostCopies) -> Result<Vec<Tensor>, LayerError> {
+        self.start_from_host(&mut host)?;
+        host.coming.into_iter().flatten().map(|coming| self.take(coming)).collect()
+    }
+}
+
+fn no_gpu() -> LayerError {
+    LayerError::Value("copies to the host need a GPU".into())
 }

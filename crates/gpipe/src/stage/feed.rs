@@ -5,7 +5,7 @@ use gpipe_core::{MicroBatch, lower::Part};
 use gpipe_runtime::Verdict;
 use tch::Tensor;
 
-use super::recorder::StageProfile;
+use super::{offload::Moved, recorder::StageProfile};
 
 /// The purpose of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -131,6 +131,8 @@ pub(crate) struct Outcome {
     pub memory: Stats,
     /// Live bytes before each of the stage's actions.
     pub levels: Vec<u64>,
+    /// What was offloaded.
+    pub moved: Moved,
     /// Measurements of the layers, if they are profiled.
     pub profile: Option<StageProfile>,
 }

@@ -5,7 +5,7 @@ use std::{collections::HashMap, ops::Range};
 use gpipe_bridge::op_cache::OpCache;
 use tch::Tensor;
 
-use super::island::Island;
+use super::{island::Island, offload::Away};
 
 /// The start of a segment: its layers (positions within the stage) and their inputs.
 pub(super) struct SegmentStart {
@@ -31,6 +31,8 @@ pub(super) struct SavedActivations {
     whole: bool,
     /// The loss of this micro-batch, on the last stage.
     pub loss: Option<HeldLoss>,
+    /// What is not in the device's memory, if the stage offloads.
+    pub away: Option<Away>,
 }
 
 /// What is kept of a micro-batch's loss.
@@ -45,7 +47,8 @@ impl SavedActivations {
     /// Activations of a forward that kept everything.
     pub(super) fn whole(islands: Vec<Island>) -> Self {
         let (segments, skips, products) = (Vec::new(), HashMap::new(), Vec::new());
-        Self { islands, segments, skips, products, untouched: false, whole: true, loss: None }
+        let (loss, away) = (None, None);
+        Self { islands, segments, skips, products, untouched: false, whole: true, loss, away }
     }
 
     /// Activations of a forward that discarded: the inputs of each segment, the skips that no
@@ -55,8 +58,8 @@ impl SavedActivations {
         skips: HashMap<usize, Tensor>,
         products: Vec<OpCache>,
     ) -> Self {
-        let islands = Vec::new();
-        Self { islands, segments, skips, products, untouched: true, whole: false, loss: None }
+        let (islands, loss, away) = (Vec::new(), None, None);
+        Self { islands, segments, skips, products, untouched: true, whole: false, loss, away }
     }
 
     /// Takes the kept outputs of each layer's products; empty if they are to be recomputed.
@@ -93,6 +96,11 @@ impl SavedActivations {
     pub(super) fn rematerialized(&mut self, islands: Vec<Island>) {
         self.untouched = false;
         self.islands = islands;
+    }
+
+    /// The computed islands.
+    pub(super) fn islands_mut(&mut self) -> impl Iterator<Item = &mut Island> {
+        self.islands.iter_mut()
     }
 
     /// Takes the last island, so that activations are released layer by layer.

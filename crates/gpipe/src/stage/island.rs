@@ -7,6 +7,7 @@
 use gpipe_bridge::{
     layout::settled,
     linear::Kernels,
+    offload::root_of,
     split::{self, First, split},
     vjp::{Request, vjp},
 };
@@ -409,6 +410,20 @@ impl Island {
             inputs: &inputs,
             parameters: &parameters,
         })
+    }
+
+    /// Replaces the outputs by tensors without memory at the same places in the graph.
+    pub(super) fn keep_roots_only(&mut self) -> Result<(), LayerError> {
+        let stashed = self.stashed.iter_mut().map(|(_, tensor)| tensor);
+        for output in self.outputs.iter_mut().chain(stashed).filter(|output| output.defined()) {
+            *output = root_of(output)?;
+        }
+        Ok(())
+    }
+
+    /// The leaves that have memory: the layer's inputs, and the skips that it popped.
+    pub(super) fn inputs_and_pops(&self) -> impl Iterator<Item = &Tensor> {
+        self.leaves().filter(|leaf| leaf.defined())
     }
 
     fn leaves(&self) -> impl Iterator<Item = &Tensor> {

@@ -14,6 +14,8 @@
 //!   rows at a time
 //! - [`discarding`]: forwards that keep only a segment's inputs, and their recomputation
 //! - [`back`]: backwards, whole or in halves
+//! - [`offload`]: forwards whose saved activations leave the device's memory; [`spill`]: their file
+//! - [`bandwidth`]: how fast they leave and come back
 //! - [`held`]: what is kept of a micro-batch from its forward to its backward
 //! - [`pending`]: what the parts of an update leave for each other
 //! - [`edits`]: reads and changes what has accumulated
@@ -29,6 +31,7 @@
 
 mod actions;
 mod back;
+pub(crate) mod bandwidth;
 mod config;
 mod device;
 mod discarding;
@@ -41,6 +44,7 @@ mod island;
 mod layers;
 mod loss;
 mod observing;
+pub(crate) mod offload;
 pub(crate) mod parameters;
 mod pending;
 mod queue;
@@ -48,6 +52,7 @@ pub(crate) mod recorder;
 pub(crate) mod reduction;
 mod rows;
 mod sharding;
+mod spill;
 mod state;
 mod step;
 mod unread;
@@ -59,7 +64,9 @@ use gpipe_core::MicroBatch;
 use tch::Tensor;
 
 pub(crate) use self::config::{Edges, StageConfig};
-use self::{device::StageDevice, parameters::Parameters, pending::Pending, step::StepState};
+use self::{
+    device::StageDevice, offload::Store, parameters::Parameters, pending::Pending, step::StepState,
+};
 use crate::{
     cache::Cache,
     error::{LayerError, StageError},
@@ -80,6 +87,8 @@ pub(crate) struct Stage {
     pending: Pending,
     /// Set between `begin` and `finish` or `abort`.
     step: Option<StepState>,
+    /// Where saved activations are moved to.
+    store: Store,
     /// Shared with the device's other stages. It is the last field, so that its arena is released
     /// after everything allocated in it.
     device: Rc<StageDevice>,
@@ -113,8 +122,9 @@ impl Stage {
         let replicas = config.replicas.as_ref().map(|replicas| replicas.stage(config.stage));
         let replicas = replicas.transpose().map_err(|error| LayerError::Value(error.to_string()));
         let replicas = replicas.map_err(in_operation("meeting the other replicas"))?;
+        let store = Store::new(&config, &device).map_err(in_operation("offload"))?;
         let (decoding, pending) = (HashMap::new(), Pending::default());
-        Ok(Self { config, parameters, replicas, decoding, pending, step: None, device })
+        Ok(Self { config, parameters, replicas, decoding, pending, step: None, store, device })
     }
 
     /// The parameters, for the driver. Copies that the driver makes are not charged to the stage.

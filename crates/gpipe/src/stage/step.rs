@@ -20,6 +20,7 @@ use super::{
     held::SavedActivations,
     in_operation,
     island::WeightGradients,
+    offload::{Moved, Store},
     parameters::{ParamIndex, Parameters},
     recorder::Recorder,
     reduction::Reduction,
@@ -64,6 +65,8 @@ pub(super) struct StepState {
     pub(super) levels: Vec<u64>,
     /// The device's peak so far, where observers look at it in between.
     pub(super) peak: Cell<u64>,
+    /// What was offloaded so far.
+    pub(super) moved: Moved,
     /// Set if layers are profiled.
     pub(super) recorder: Option<Recorder>,
 }
@@ -91,6 +94,7 @@ impl StepState {
             verdict: None,
             levels: Vec::new(),
             peak: Cell::new(0),
+            moved: Moved::default(),
             recorder: config.profile.then(|| Recorder::new(config.layers.start)),
             feed,
             begun: Instant::now(),
@@ -102,6 +106,7 @@ impl StepState {
 pub(super) struct ActiveStage<'a> {
     pub(super) config: &'a StageConfig,
     pub(super) device: &'a StageDevice,
+    pub(super) store: &'a Store,
     pub(super) parameters: &'a mut Parameters,
     pub(super) replicas: Option<&'a mut (dyn Summing + 'static)>,
     pub(super) decoding: RefCell<&'a mut HashMap<(usize, usize), Cache>>,
@@ -114,10 +119,11 @@ impl Stage {
     /// # Errors
     /// If no step has begun.
     pub(super) fn active(&mut self) -> StageResult<ActiveStage<'_>> {
-        let Self { config, parameters, replicas, decoding, pending: _, step, device } = self;
+        let Self { config, parameters, replicas, decoding, pending: _, step, store, device } = self;
         Ok(ActiveStage {
             config,
             device,
+            store,
             parameters,
             replicas: replicas.as_deref_mut(),
             decoding: RefCell::new(decoding),

@@ -164,8 +164,14 @@ pub struct Run {
     pub balance: Balance,
 }
 
-pub const REMATS: [Remat; 5] =
-    [Remat::Always, Remat::Never, Remat::UnlessAdjacent, Remat::Selective, Remat::Segments(2)];
+pub const REMATS: [Remat; 6] = [
+    Remat::Always,
+    Remat::Never,
+    Remat::UnlessAdjacent,
+    Remat::Selective,
+    Remat::Segments(2),
+    Remat::Offload,
+];
 
 impl Run {
     pub fn plain() -> Self {

@@ -126,6 +126,19 @@ pub struct Stage {
     pub peak_bytes: u64,
     /// Bytes of activations and gradients sent to other stages.
     pub sent_bytes: u64,
+    /// Bytes of saved activations that were moved out of the device's memory and back. Present only
+    /// where a stage offloads.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub offloaded_bytes: u64,
+    /// The part of `forward_ms` and `recompute_ms` in which the stage waited for these moves.
+    /// Present with `offloaded_bytes`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub offload_wait_ms: Option<f64>,
+}
+
+#[allow(clippy::trivially_copy_pass_by_ref)] // as serde calls it
+fn is_zero(bytes: &u64) -> bool {
+    *bytes == 0
 }
 
 /// An evaluation on held-out data.

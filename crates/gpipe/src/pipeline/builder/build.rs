@@ -396,6 +396,8 @@ impl PipelineBuilder {
                 && self.on_its_gpu(device).all(|other| other >= device),
             shares_device: self.on_its_gpu(device).any(|other| other != device),
             remat: self.remat.of(stage),
+            offload_folder: self.offload_folder.clone(),
+            deadline: self.deadline,
             seed: self.seed,
             precision: cut.precision,
             kernels: self.kernels,

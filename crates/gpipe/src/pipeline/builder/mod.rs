@@ -7,7 +7,11 @@ mod build;
 mod check;
 mod connect;
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    path::{Path, PathBuf},
+    sync::Arc,
+    time::Duration,
+};
 
 use gpipe_bridge::linear::Kernels;
 use gpipe_core::{Action, Bytes, remat::RematPolicies, schedule::Schedule};
@@ -63,6 +67,7 @@ pub struct PipelineBuilder {
     schedule: Schedule,
     pub(super) balance: Balance,
     remat: RematPolicies,
+    offload_folder: Option<PathBuf>,
     rematerializes_early: bool,
     pub(super) threads: usize,
     seed: u64,
@@ -108,6 +113,7 @@ impl PipelineBuilder {
             schedule: Schedule::OneFOneB,
             balance: Balance::default(),
             remat: RematPolicies::default(),
+            offload_folder: None,
             rematerializes_early: true,
             threads: 1,
             seed: 0,
@@ -253,6 +259,12 @@ impl PipelineBuilder {
         self.frozen.extend(patterns.into_iter().map(|pattern| (pattern, frozen)));
     }
 
+    /// What the speed of offload depends on: the first device, the folder, and the deadline.
+    pub(super) fn offload_inputs(&self) -> (Device, Option<&Path>, Duration) {
+        let device = self.devices.first().copied().unwrap_or(Device::Cpu);
+        (device, self.offload_folder.as_deref(), self.deadline)
+    }
+
     /// The schedule set so far.
     pub(crate) fn scheduled(&self) -> Schedule {
         self.schedule.clone()
@@ -269,6 +281,16 @@ impl PipelineBuilder {
     #[must_use]
     pub fn remat(mut self, remat: impl Into<RematPolicies>) -> Self {
         self.remat = remat.into();
+        self
+    }
+
+    /// The folder of the files to which stages on CPUs offload activations
+    /// ([`Remat::Offload`](gpipe_core::remat::Remat::Offload)). By default it is where the system
+    /// keeps temporary files, which may itself be memory. The files have no names and are gone when
+    /// the process ends.
+    #[must_use]
+    pub fn offload_folder(mut self, folder: impl Into<PathBuf>) -> Self {
+        self.offload_folder = Some(folder.into());
         self
     }
 
