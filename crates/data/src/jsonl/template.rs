@@ -106,6 +106,30 @@ impl serde_json::ser::Formatter for Spaced {
     }
 }
 
+/// The template with `if true` in the place of `generation`, a tag of transformers around what the
+/// assistant says, which Jinja does not know. What is learned is found without it.
+fn without_generation(source: &str) -> String {
+    let mut text = String::with_capacity(source.len());
+    let mut rest = source;
+    while let Some((before, tag)) = rest.split_once("{%") {
+        text.push_str(before);
+        text.push_str("{%");
+        let Some((own, after)) = tag.split_once("%}") else {
+            rest = tag;
+            break;
+        };
+        let name = own.trim_matches(|c: char| c.is_whitespace() || c == '-' || c == '+');
+        match name {
+            "generation" => text.push_str(&own.replace(name, "if true")),
+            "endgeneration" => text.push_str(&own.replace(name, "endif")),
+            _ => text.push_str(own),
+        }
+        text.push_str("%}");
+        rest = after;
+    }
+    text + rest
+}
+
 impl ChatTemplate {
     /// Reads a template.
     ///
@@ -126,7 +150,8 @@ impl ChatTemplate {
             Err(Error::new(ErrorKind::InvalidOperation, reason))
         };
         environment.add_function("raise_exception", raise);
-        environment.add_template_owned(NAME, source.to_owned()).map_err(|error| refused(&error))?;
+        let source = without_generation(source);
+        environment.add_template_owned(NAME, source).map_err(|error| refused(&error))?;
         Ok(Self { environment, tokens })
     }
 
@@ -318,6 +343,21 @@ mod tests {
         );
         assert_eq!(parts, ["Hello, Hi<|stop|>\n", "<think>\n\n</think>\nBye<|stop|>\n"]);
         assert_eq!(template(TURNS).turn_end().unwrap(), "<|stop|>\n");
+    }
+
+    /// Templates with transformers' own tag were refused.
+    #[test]
+    fn regression_generation_tags_are_read() {
+        let tagged = "{% for m in messages %}{% if m.role == 'user' %}U: {{ m.content }}\n\
+            {% else %}A:{%- generation %} {{ m.content }}</s>{%- endgeneration -%}\n{% endif %}\
+            {% endfor %}";
+        let (text, parts) = learned(tagged, &[("user", "a"), ("assistant", "b")]);
+        assert_eq!(text, "U: a\nA: b</s>");
+        assert_eq!(parts, ["b</s>"]);
+        assert_eq!(
+            without_generation("a {% b {%+ generation -%} {%"),
+            "a {% b {%+ generation -%} {%"
+        );
     }
 
     #[test]
