@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
+.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-tuning bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -42,6 +42,9 @@ bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (
 bench-generation: build ## Tokens a second of gpipe generate beside transformers' (fetches both once; 20 minutes on two cores)
 	python3 benchmarks/generation.py $(ARGS)
 
+bench-tuning: build ## Fine-tuning of Qwen3-0.6B's shape beside transformers and PEFT (fetches both once; 20 GB of memory, half an hour on two cores)
+	python3 benchmarks/tuning.py $(ARGS)
+
 bench-memory: setup ## The largest AmoebaNet-D and transformer under a cap, every variant (three quarters of an hour on two cores)
 	python3 benchmarks/memory.py --network amoeba --all-variants
 	python3 benchmarks/memory.py --network transformer --all-variants
@@ -73,11 +76,11 @@ test-python: ## All tests of the Python package: the whole zoo at every K, sched
 	@python3 scripts/python.py --tests
 	cd python && GPIPE_ZOO=full env/bin/pytest $(ARGS)
 
-parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's and transformers', BLEU and chrF with sacreBLEU's
+parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's and transformers', fine-tuning with PEFT's, BLEU and chrF with sacreBLEU's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
 		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && \
 		python3 scripts/translation_parity.py && python3 scripts/llama_parity.py && \
-		python3 scripts/folder_parity.py && \
+		python3 scripts/folder_parity.py && python3 scripts/tuning_parity.py && \
 		python3 scripts/interchange.py
 	python3 scripts/score_parity.py
 

@@ -31,6 +31,7 @@ import scaling
 import schedules
 import simulated
 import steps
+import tuning
 from figures import ROOT, bounds, median, of_table, paragraph
 from targets import AHEAD, BEHIND, EVEN
 
@@ -82,6 +83,7 @@ PARTS = {
     "python": Part("the Python package beside the native engine and peers", python_package.report),
     "checkpoint": Part("Cost of checkpoints", checkpoint.report, checkpoint.summary),
     "generation": Part("Generation", generation.report, generation.summary),
+    "tuning": Part("Fine-tuning", tuning.report, tuning.summary),
     "planner": Part("how long planning takes", records.planner_report),
     "simulator": Part("how long simulating takes", records.simulator_report),
     "translation": Part("translation into English", records.translation_report),

@@ -14,6 +14,9 @@ from pathlib import Path
 
 # The transformers with which models are compared.
 TRANSFORMERS = "5.24.0"
+# The PEFT with which adapters are compared, and what it imports that transformers' folder lacks.
+PEFT = "0.21.2"
+PEFT_NEEDS = ("accelerate==1.15.0", "psutil==7.2.2")
 
 PROGRAM = Path(sys.argv[0]).stem
 
@@ -76,3 +79,8 @@ def use(name, version):
 def transformers():
     """The folder with transformers."""
     return once(f"transformers-{TRANSFORMERS}", f"transformers=={TRANSFORMERS}")[0]
+
+
+def peft():
+    """The folder with PEFT. It has neither torch nor transformers."""
+    return once(f"peft-{PEFT}", "--no-deps", *PEFT_NEEDS, f"peft=={PEFT}")[0]

@@ -8,7 +8,7 @@
 //!
 //! - [`records`]: what a line says: a text, a prompt with its completion, or messages
 //! - [`lines`]: lines of files, and what happens to bad ones
-//! - [`template`]: the chat template of a model's folder
+//! - [`template`]: the chat template of a model's folder; [`python_json`]: JSON in it
 //! - [`marked`]: text of which parts are learned, and its tokens
 //! - [`encode`]: a file as samples; [`cache`]: the same from an earlier run
 //! - [`samples`]: samples as tokens, and their split into training and validation
@@ -20,6 +20,7 @@ pub mod cache;
 pub mod encode;
 pub mod lines;
 pub mod marked;
+mod python_json;
 pub mod records;
 pub mod rows;
 pub mod samples;

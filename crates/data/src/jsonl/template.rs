@@ -13,7 +13,7 @@ use minijinja::{Environment, Error, ErrorKind, Value as JinjaValue, context};
 use minijinja_contrib::pycompat::unknown_method_callback;
 use serde_json::{Value, json};
 
-use super::{marked::Marked, records::is_assistants};
+use super::{marked::Marked, python_json::to_json, records::is_assistants};
 
 /// Steps of a template for one conversation.
 const FUEL: u64 = 10_000_000;
@@ -49,61 +49,6 @@ fn refused(error: &Error) -> TemplateError {
     let line = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
     let detail = error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned);
     TemplateError(format!("{detail}{line}"))
-}
-
-/// `tojson` as transformers has it: nothing is escaped for HTML.
-fn to_json(value: &JinjaValue, options: minijinja::value::Kwargs) -> Result<String, Error> {
-    let indent: Option<usize> = options.get("indent")?;
-    options.assert_all_used()?;
-    let failed =
-        |error: serde_json::Error| Error::new(ErrorKind::BadSerialization, error.to_string());
-    match indent {
-        None => {
-            // Python writes a blank after commas and colons.
-            let mut bytes = Vec::new();
-            let mut writer = serde_json::Serializer::with_formatter(&mut bytes, Spaced);
-            serde::Serialize::serialize(value, &mut writer).map_err(failed)?;
-            String::from_utf8(bytes)
-                .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
-        }
-        Some(indent) => {
-            let blanks = " ".repeat(indent.min(16));
-            let mut bytes = Vec::new();
-            let pretty = serde_json::ser::PrettyFormatter::with_indent(blanks.as_bytes());
-            let mut writer = serde_json::Serializer::with_formatter(&mut bytes, pretty);
-            serde::Serialize::serialize(value, &mut writer).map_err(failed)?;
-            String::from_utf8(bytes)
-                .map_err(|error| Error::new(ErrorKind::BadSerialization, error.to_string()))
-        }
-    }
-}
-
-/// Writes JSON as Python's `json.dumps` does.
-struct Spaced;
-
-impl serde_json::ser::Formatter for Spaced {
-    fn begin_array_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_key<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-        first: bool,
-    ) -> std::io::Result<()> {
-        if first { Ok(()) } else { writer.write_all(b", ") }
-    }
-
-    fn begin_object_value<W: ?Sized + std::io::Write>(
-        &mut self,
-        writer: &mut W,
-    ) -> std::io::Result<()> {
-        writer.write_all(b": ")
-    }
 }
 
 /// The template with `if true` in the place of `generation`, a tag of transformers around what the
@@ -145,7 +90,7 @@ impl ChatTemplate {
         environment.set_fuel(Some(FUEL));
         environment.set_unknown_method_callback(unknown_method_callback);
         environment.set_auto_escape_callback(|_| minijinja::AutoEscape::None);
-        environment.add_filter("tojson", |value: JinjaValue, options| to_json(&value, options));
+        environment.add_filter("tojson", |value: JinjaValue, options| to_json(&value, &options));
         let raise = |reason: String| -> Result<JinjaValue, Error> {
             Err(Error::new(ErrorKind::InvalidOperation, reason))
         };
@@ -199,31 +144,52 @@ impl ChatTemplate {
             .collect();
         let marks: Vec<Value> =
             messages.iter().enumerate().map(|(at, own)| mark(at, own)).collect();
-        let frames = frames(&self.render(&marks, false)?, &own)?;
+        let marked = self.render(&marks, false)?;
+        let Frames { texts: frames, turns } = frames(&marked, &own)?;
         let contents = contents(&text, &frames)?;
         let mut learned = Vec::with_capacity(own.len());
-        for (number, &message) in own.iter().enumerate() {
-            let (content, before) = match (contents.get(number), frames.get(number)) {
-                (Some(content), Some(before)) => (content.clone(), before),
-                _ => return Err(lost()),
+        for (turn, &message) in turns.iter().zip(&own) {
+            let (Some(first), Some(last), Some(before)) =
+                (contents.get(turn.first), contents.get(turn.last), frames.get(turn.first))
+            else {
+                return Err(lost());
             };
-            // The assistant begins to speak where a prompt for it ends.
-            let earlier = marks.get(..message).unwrap_or_default();
-            let (without, with) = (self.render(earlier, false)?, self.render(earlier, true)?);
-            let prompt = with.strip_prefix(without.as_str()).unwrap_or_default();
-            let spoken = match (prompt.is_empty(), before.rfind(prompt)) {
-                (false, Some(at)) => before.len() - at - prompt.len(),
-                _ => 0,
-            };
+            let spoken = self.spoken(&marks, message, &marked, turn, before)?;
             // It ends its turn as it would if nothing followed.
             let alone = self.render(marks.get(..=message).unwrap_or_default(), false)?;
             let mark = mark_of(message);
             let closing = alone.rsplit_once(mark.as_str()).map_or("", |(_, closing)| closing);
-            let after = frames.get(number + 1).map_or("", String::as_str);
+            let after = frames.get(turn.last + 1).map_or("", String::as_str);
             let closing = common(closing, after);
-            learned.push(content.start - spoken..content.end + closing);
+            learned.push(first.start - spoken..last.end + closing);
         }
         Ok(Marked { text, learned })
+    }
+
+    /// The number of bytes before what the assistant says in `message` that it speaks, too: it
+    /// begins where a prompt for it ends. `before` is what the template writes between the last
+    /// turn's words and its own.
+    fn spoken(
+        &self,
+        marks: &[Value],
+        message: usize,
+        marked: &str,
+        turn: &Turn,
+        before: &str,
+    ) -> Result<usize, TemplateError> {
+        let earlier = marks.get(..message).unwrap_or_default();
+        if earlier.is_empty() {
+            return Ok(0); // many templates want a first message
+        }
+        let (without, with) = (self.render(earlier, false)?, self.render(earlier, true)?);
+        if marked.starts_with(&with) && with.len() <= turn.offset {
+            return Ok((turn.offset - with.len()).min(before.len()));
+        }
+        let prompt = with.strip_prefix(without.as_str()).unwrap_or_default();
+        Ok(match (prompt.is_empty(), before.rfind(prompt)) {
+            (false, Some(at)) => before.len() - at - prompt.len(),
+            _ => 0,
+        })
     }
 }
 
@@ -240,28 +206,70 @@ fn mark_of(number: usize) -> String {
     format!("\u{f8f0}{number}\u{f8f1}")
 }
 
-/// A message with a mark in the place of what the assistant says.
+/// The same for the thoughts before what is said.
+fn mark_of_thoughts(number: usize) -> String {
+    format!("\u{f8f0}{number}\u{f8f2}")
+}
+
+/// The end of thoughts, which templates look for in what the assistant says.
+const THOUGHTS_END: &str = "</think>";
+
+/// A message with a mark in the place of what the assistant says, and one for its thoughts.
 fn mark(number: usize, message: &Value) -> Value {
     let mut message = message.clone();
     if is_assistants(&message)
         && let Some(content) = message.get_mut("content")
     {
-        *content = mark_of(number).into();
+        let has_thoughts = content.as_str().is_some_and(|said| said.contains(THOUGHTS_END));
+        let said = mark_of(number);
+        *content = match has_thoughts {
+            true => {
+                let thoughts = mark_of_thoughts(number);
+                format!("<think>\n{thoughts}\n{THOUGHTS_END}\n\n{said}").into()
+            }
+            false => said.into(),
+        };
     }
     message
 }
 
-/// What the template writes before, between and after the marks of these messages.
-fn frames(text: &str, own: &[usize]) -> Result<Vec<String>, TemplateError> {
+/// A turn of the assistant, by the marks in a text.
+struct Turn {
+    /// The number of its first mark: of its thoughts, if the template writes them.
+    first: usize,
+    /// The number of its last mark.
+    last: usize,
+    /// Where the first mark is, in bytes.
+    offset: usize,
+}
+
+/// What the template writes before, between and after marks.
+struct Frames {
+    texts: Vec<String>,
+    turns: Vec<Turn>,
+}
+
+fn frames(text: &str, own: &[usize]) -> Result<Frames, TemplateError> {
     let mut rest = text;
-    let mut frames = Vec::with_capacity(own.len() + 1);
+    let (mut texts, mut turns) = (Vec::with_capacity(own.len() + 1), Vec::with_capacity(own.len()));
     for &message in own {
-        let (before, after) = rest.split_once(mark_of(message).as_str()).ok_or_else(lost)?;
-        frames.push(before.to_owned());
+        let first = texts.len();
+        let (thoughts, said) = (mark_of_thoughts(message), mark_of(message));
+        let at = |rest: &str, mark: &str| rest.find(mark);
+        let end = at(rest, &said).ok_or_else(lost)?;
+        let mut offset = text.len() - rest.len() + end;
+        if let Some(begin) = at(rest, &thoughts).filter(|begin| *begin < end) {
+            offset = text.len() - rest.len() + begin;
+            texts.push(rest.get(..begin).unwrap_or_default().to_owned());
+            rest = rest.get(begin + thoughts.len()..).unwrap_or_default();
+        }
+        let (before, after) = rest.split_once(said.as_str()).ok_or_else(lost)?;
+        texts.push(before.to_owned());
         rest = after;
+        turns.push(Turn { first, last: texts.len() - 1, offset });
     }
-    frames.push(rest.to_owned());
-    Ok(frames)
+    texts.push(rest.to_owned());
+    Ok(Frames { texts, turns })
 }
 
 /// Where the contents between the frames are in `text`.
@@ -345,12 +353,41 @@ mod tests {
         assert_eq!(template(TURNS).turn_end().unwrap(), "<|stop|>\n");
     }
 
+    /// Answers with thoughts could not be found, because the template moves them.
+    #[test]
+    fn regression_thoughts_are_learned_where_the_template_writes_them() {
+        let thinking = "{% for m in messages %}{% set said = m.content %}{% set thoughts = '' %}\
+            {% if '</think>' in said %}\
+            {% set thoughts = said.split('</think>')[0].split('<think>')[-1].strip('\\n') %}\
+            {% set said = said.split('</think>')[-1].lstrip('\\n') %}{% endif %}\
+            [{{ m.role }}]\
+            {% if m.role == 'assistant' and loop.last %}<think>\\n{{ thoughts }}\\n</think>\\n\\n\
+            {% endif %}{{ said }}[/]{% endfor %}\
+            {% if add_generation_prompt %}[assistant]{% endif %}";
+        let said = "<think>\n3 * 4\n</think>\n\n12";
+        let turns = [("user", "a"), ("assistant", said), ("user", "b"), ("assistant", said)];
+        let (text, parts) = learned(thinking, &turns);
+        let last = "<think>\\n3 * 4\\n</think>\\n\\n12[/]";
+        assert_eq!(text, format!("[user]a[/][assistant]12[/][user]b[/][assistant]{last}"));
+        assert_eq!(parts, ["12[/]", last]);
+    }
+
+    #[test]
+    fn oracle_an_assistant_may_speak_first() {
+        let turns = [("assistant", "hi"), ("user", "a"), ("assistant", "b")];
+        let template = "{% if messages[0].role == 'system' %}S{% endif %}\
+            {% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}\
+            {% if add_generation_prompt %}<assistant>{% endif %}";
+        let (_, parts) = learned(template, &turns);
+        assert_eq!(parts, ["hi</>", "b</>"]);
+    }
+
     /// Templates with transformers' own tag were refused.
     #[test]
     fn regression_generation_tags_are_read() {
         let tagged = "{% for m in messages %}{% if m.role == 'user' %}U: {{ m.content }}\n\
             {% else %}A:{%- generation %} {{ m.content }}</s>{%- endgeneration -%}\n{% endif %}\
-            {% endfor %}";
+            {% endfor %}{% if add_generation_prompt %}A: {% endif %}";
         let (text, parts) = learned(tagged, &[("user", "a"), ("assistant", "b")]);
         assert_eq!(text, "U: a\nA: b</s>");
         assert_eq!(parts, ["b</s>"]);
@@ -369,7 +406,7 @@ mod tests {
         let turns = [("user", "a"), ("assistant", "b"), ("user", "c"), ("assistant", "d")];
         let (text, parts) = learned(brackets, &turns);
         assert_eq!(text, "<s>[INST] a [/INST] b </s><s>[INST] c [/INST] d </s>");
-        assert_eq!(parts, ["b </s>", "d </s>"]);
+        assert_eq!(parts, [" b </s>", " d </s>"]);
         // Python's methods, slices, namespaces, JSON.
         let python = "{% set state = namespace(count=0) %}{% for m in messages[::1] %}\
             {% set state.count = state.count + 1 %}\
