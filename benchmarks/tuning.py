@@ -5,9 +5,9 @@
 Usage: tuning.py [--rounds 3] [--steps 4] [--only adapters|whole] [--out FOLDER]
        tuning.py --report FOLDER      (the report again, from its raw data)
 
-A model of the shape of Qwen3-0.6B with random weights is written once by transformers. Both programs
-train it in bfloat16 on 2 rows of 512 tokens a step: adapters of rank 16 on all linear maps, and all
-weights with AdamW. gpipe has K = 2 stages of a thread each, and what `--plan auto` chooses.
+A model of the shape of Qwen3-0.6B with random weights is written once by transformers. Both
+programs train it in bfloat16 on 2 rows of 512 tokens a step: adapters of rank 16 on all linear
+maps, and all weights with AdamW. gpipe has K = 2 stages of a thread each, M = 2 and its defaults.
 transformers has one process with two threads and gradient checkpointing. It keeps whole-model
 weights in float32 and computes in bfloat16 by autocast, as gpipe does.
 
@@ -225,7 +225,8 @@ def table(raw):
                      f"{median(ratios):.2f}", between(min(ratios), max(ratios), 2),
                      gib(counted), gib(above["gpipe"]), gib(above["peer"])])
     header = ["trained", "gpipe, s a step", "peer, s a step", "ratio", "least .. greatest",
-              "gpipe's tensors, GiB above the weights", "its process, GiB above", "peer, GiB above"]
+              "gpipe's tensors, GiB above the weights", "its process, GiB above",
+              "peer, GiB above"]
     return of_table(header, rows)
 
 
@@ -233,10 +234,11 @@ def report(folder):
     """The text of the report."""
     raw = read(folder)
     canaries = [one["canary_s"] for one in raw["rounds"]]
+    took = f"The canary took {min(canaries):.3f} to {max(canaries):.3f} s."
     lines = [
         *folders.heading("Fine-tuning beside transformers and PEFT", folder),
         *paragraph(f"{WHAT} {len(raw['rounds'])} rounds, transformers {raw['transformers']}, PEFT"
-                   f" {raw['peft']}. The canary took {min(canaries):.3f} to {max(canaries):.3f} s."),
+                   f" {raw['peft']}. {took}"),
         "",
         *table(raw),
     ]

@@ -1,5 +1,6 @@
-//! The last layer and the losses on some rows at a time. `oracle_`: as on all rows; `transparency_`:
-//! the same bits at every cut, schedule and policy; `fault_`: what cannot be computed so.
+//! The last layer and the losses on some rows at a time. `oracle_`: as on all rows;
+//! `transparency_`: the same bits at every cut, schedule and policy; `fault_`: what cannot be
+//! computed so.
 
 use gpipe::{
     Accuracy, Adam, CrossEntropy, MeanSquaredError, Pipeline, PipelineBuilder, Sequence, Sgd,

@@ -119,6 +119,7 @@ fn costs(
         losses: &[&CrossEntropy::default()],
         optimizer: &RmsProp { momentum: 0.0, ..RmsProp::default() },
         average: false,
+        loss_rows: None,
     };
     let Accelerator { flops_per_s, bytes_per_s, .. } = *device;
     let rate = Rate { flops_per_s, bytes_per_s, latency: Nanos(0) };

@@ -12,6 +12,7 @@ mod keys;
 mod kind;
 mod model;
 mod tables;
+mod taken;
 mod unreadable;
 
 use std::path::{Path, PathBuf};
@@ -27,18 +28,16 @@ pub(crate) use data::{
 };
 use gpipe::{Balance, Kernels, RematPolicies};
 use gpipe_files::ReadError;
-use gpipe_models::{Llama, huggingface::Network};
+use gpipe_models::huggingface::Network;
 use keys::{check_keys, defaults, flatten, set};
 #[cfg(test)]
 pub(crate) use kind::{DATA, MODELS};
 pub(crate) use model::{LlamaConfig, Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
+use taken::{take_adapters, take_data, take_folder};
 use unreadable::refused;
 
-use crate::{
-    args::{ConfigArguments, PipelineArguments, TrainArguments},
-    model_folder::ModelFolder,
-};
+use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
 
 /// The defaults of all keys, for the kinds that `text` chooses.
 #[cfg(test)]
@@ -49,17 +48,6 @@ pub(crate) fn defaults_of(text: &str) -> toml::Table {
 
 /// The configuration of `--from FOLDER` without a file.
 const FROM: &str = include_str!("from.toml");
-
-/// Tokens of a sample of `--from FOLDER` if nothing says it, or fewer where the model has fewer
-/// positions.
-const FROM_SEQUENCE: i64 = 512;
-
-/// Rows of the loss that `--from FOLDER` computes at a time. Those of 151,936 words take 156 MB in
-/// float32.
-const FROM_LOSS_ROWS: i64 = 256;
-
-/// The learning rate of adapters if nothing says it.
-const ADAPTERS_LR: f64 = 2e-4;
 
 /// Maximum size of a configuration file.
 const FILE_BYTES_MAX: u64 = 4 << 20;
@@ -368,95 +356,6 @@ impl Config {
             path: "config.toml".into(),
             reason: error.to_string(),
         })
-    }
-}
-
-/// Takes the model and the tokenizer of `folder` into the configuration that `origin` names.
-fn take_folder(
-    table: &mut toml::Table,
-    folder: &Path,
-    origin: &str,
-    has_no_file: bool,
-) -> Result<(), ConfigError> {
-    let refused = |reason: String| Err(ConfigError::From(reason));
-    if table.contains_key("model") {
-        return refused(format!(
-            "{}: {origin} has a [model], and --from takes that of the folder: leave one of them \
-            out (--init takes only the weights)",
-            folder.display()
-        ));
-    }
-    let own = ModelFolder::open(folder).and_then(|own| Ok((own.tokenizer()?, own)));
-    let (tokenizer, own) = own.map_err(|error| ConfigError::From(error.to_string()))?;
-    let model = [("kind", "huggingface".to_owned()), ("config", own.config.clone())];
-    let model = model.map(|(key, value)| (key.to_owned(), toml::Value::String(value)));
-    table.insert("model".into(), toml::Table::from_iter(model).into());
-    let Some(tokenizer) = tokenizer.to_str() else {
-        return refused(format!("{}: its name is no UTF-8: rename it", folder.display()));
-    };
-    let data = table.entry("data").or_insert_with(|| toml::Table::new().into());
-    if let toml::Value::Table(data) = data {
-        data.entry("tokenizer").or_insert_with(|| tokenizer.into());
-        let sequence = own.described.network.positions().min(FROM_SEQUENCE);
-        data.entry("sequence").or_insert_with(|| sequence.into());
-    }
-    // A loss that balances experts needs all rows.
-    let is_balanced = matches!(
-        &own.described.network,
-        Network::Llama(Llama { experts: Some(own), .. }) if own.balance > 0.0
-    );
-    if let (true, false, Some(toml::Value::Table(pipeline))) =
-        (has_no_file, is_balanced, table.get_mut("pipeline"))
-    {
-        pipeline.insert("loss_rows".into(), FROM_LOSS_ROWS.into());
-    }
-    Ok(())
-}
-
-/// Changes the configuration of `--from FOLDER` to one for adapters. They need larger steps than a
-/// whole network, and a frozen network needs no float32.
-fn take_adapters(table: &mut toml::Table) {
-    for (name, key, value) in [
-        ("optimizer", "lr", toml::Value::from(ADAPTERS_LR)),
-        ("pipeline", "dtype", toml::Value::from("bfloat16")),
-    ] {
-        let own = table.entry(name).or_insert_with(|| toml::Table::new().into());
-        if let toml::Value::Table(own) = own {
-            own.insert(key.into(), value);
-        }
-    }
-}
-
-/// Takes files of lines of JSON into the configuration.
-fn take_data(table: &mut toml::Table, files: &[PathBuf]) -> Result<(), ConfigError> {
-    let Some(first) = files.first() else { return Ok(()) };
-    let refused =
-        |path: &PathBuf, reason: String| Err(ConfigError::Data { path: path.clone(), reason });
-    let mut names = Vec::new();
-    for path in files {
-        let Some(name) = path.to_str() else {
-            let reason = "its name is no UTF-8, which a configuration cannot hold: rename it";
-            return refused(path, reason.into());
-        };
-        names.push(toml::Value::from(name));
-    }
-    let data = table.entry("data").or_insert_with(|| toml::Table::new().into());
-    let toml::Value::Table(data) = data else { return Ok(()) };
-    match data.get("kind").map(|kind| kind.as_str().unwrap_or_default()) {
-        None if data.contains_key("text") => {
-            let reason = "the configuration learns from data.text: leave one of them out";
-            refused(first, reason.into())
-        }
-        Some(kind) if kind != "jsonl" => {
-            let reason = format!("the configuration learns from {kind}: leave --data out");
-            refused(first, reason)
-        }
-        _ => {
-            data.insert("kind".into(), "jsonl".into());
-            data.insert("files".into(), names.into());
-            data.remove("sources");
-            Ok(())
-        }
     }
 }
 

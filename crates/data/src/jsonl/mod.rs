@@ -8,7 +8,7 @@
 //!
 //! - [`records`]: what a line says: a text, a prompt with its completion, or messages
 //! - [`lines`]: lines of files, and what happens to bad ones
-//! - [`template`]: the chat template of a model's folder; [`python_json`]: JSON in it
+//! - [`template`]: the chat template of a model's folder; `python_json`: JSON in it
 //! - [`marked`]: text of which parts are learned, and its tokens
 //! - [`encode`]: a file as samples; [`cache`]: the same from an earlier run
 //! - [`samples`]: samples as tokens, and their split into training and validation

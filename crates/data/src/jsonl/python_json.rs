@@ -44,7 +44,7 @@ pub(super) fn to_json(value: &Value, options: &Kwargs) -> Result<String, Error> 
     Ok(if is_ascii == Some(true) { escaped(&text) } else { text })
 }
 
-/// JSON with `\\uXXXX` in the place of characters that are not ASCII.
+/// JSON with a backslash, `u` and four digits in the place of characters that are not ASCII.
 fn escaped(text: &str) -> String {
     let mut all = String::with_capacity(text.len());
     for own in text.chars() {

@@ -276,8 +276,8 @@ impl Model<'_> {
         LayerCost { forward: Nanos(0), ..cost }
     }
 
-    /// The cost of the last layer `of` with the losses, on `chunk` rows of `x` at a time. Everything
-    /// is computed in the backward.
+    /// The cost of the last layer `of` with the losses, on `chunk` rows of `x` at a time.
+    /// Everything is computed in the backward.
     fn by_rows(&self, of: &NamedLayer, x: &Outside, grads: bool, chunk: usize) -> LayerCost {
         let all = x.spec.elements() / x.spec.last().max(1) as f64;
         let rows = all.min(chunk as f64).max(1.0);

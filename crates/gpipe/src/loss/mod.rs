@@ -125,8 +125,8 @@ pub trait Loss: Send + Sync + 'static {
     /// An error of libtorch.
     fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError>;
 
-    /// Whether the sum over rows is the sum over some of them and over the others, where outputs are
-    /// [rows, ...] and targets [rows], and the loss looks at nothing else
+    /// Whether the sum over rows is the sum over some of them and over the others, where outputs
+    /// are `[rows, ...]` and targets `[rows]`, and the loss looks at nothing else
     /// ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)).
     fn by_rows(&self) -> bool {
         false

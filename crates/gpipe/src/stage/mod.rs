@@ -9,7 +9,8 @@
 //! - [`feed`]: what the driver gives a stage for a step, and what the stage returns
 //! - [`actions`]: the methods that the runtime calls
 //! - [`observing`]: calls of observers
-//! - [`layers`]: how layers run; [`island`]: one layer's forward with a graph, and its VJP
+//! - [`layers`]: how layers run; [`island`]: one layer's forward with a graph, and its VJP;
+//!   [`later`]: weight gradients of a split one
 //! - [`loss`]: the loss and the metrics, on the last stage; [`rows`]: with the last layer, on some
 //!   rows at a time
 //! - [`discarding`]: forwards that keep only a segment's inputs, and their recomputation
@@ -41,6 +42,7 @@ mod feeding;
 pub(crate) mod gradients;
 mod held;
 mod island;
+mod later;
 mod layers;
 mod loss;
 mod observing;

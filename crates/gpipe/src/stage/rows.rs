@@ -24,23 +24,16 @@ use gpipe_core::MicroBatch;
 use tch::Tensor;
 
 use super::{
-    StageResult,
-    feed::Mode,
-    feeding::Fed,
-    held::HeldLoss,
-    in_operation,
-    island::{Island, WeightGradients},
-    loss::LossRun,
-    recorder::ProfiledOp,
-    step::ActiveStage,
+    StageResult, feed::Mode, feeding::Fed, held::HeldLoss, in_operation, island::Island,
+    later::WeightGradients, loss::LossRun, recorder::ProfiledOp, step::ActiveStage,
 };
 use crate::error::LayerError;
 
 /// Inputs and targets of a micro-batch by rows.
 struct ByRows {
-    /// [rows, features]
+    /// `[rows, features]`
     x: Tensor,
-    /// [rows]
+    /// `[rows]`
     targets: Vec<Tensor>,
     rows: i64,
     /// How many rows are computed at a time.

@@ -19,7 +19,7 @@ use super::{
     gradients::Gradients,
     held::SavedActivations,
     in_operation,
-    island::WeightGradients,
+    later::WeightGradients,
     offload::{Moved, Store},
     parameters::{ParamIndex, Parameters},
     recorder::Recorder,

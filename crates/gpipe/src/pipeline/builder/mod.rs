@@ -1,11 +1,13 @@
 //! Settings of a pipeline.
 //!
+//! - [`arguments`]: inputs and targets; [`losses`]: losses and metrics
 //! - [`check`]: checks the settings; [`build`]: builds the stages
 
 mod arguments;
 mod build;
 mod check;
 mod connect;
+mod losses;
 
 use std::{
     path::{Path, PathBuf},
@@ -25,7 +27,7 @@ use crate::{
     device::Device,
     error::LayerError,
     interrupt::Interrupt,
-    loss::{Loss, Losses},
+    loss::Losses,
     metric::Metric,
     observer::{ActionEvent, Observer, When},
     optim::{Group, LearningRate, Optimizer},
@@ -402,72 +404,6 @@ impl PipelineBuilder {
     #[must_use]
     pub fn deadline(mut self, deadline: Duration) -> Self {
         self.deadline = deadline;
-        self
-    }
-
-    /// The loss. Required for training and evaluation, unless there are named losses.
-    ///
-    /// A loss with parameters or skips ([`Loss::parameters`], [`Loss::pops`]) adds a layer named
-    /// `loss` to the end of the sequence, which is cut with the others. [`Balance::Layers`] may
-    /// leave it out: it then goes with the last layer.
-    #[must_use]
-    pub fn loss(mut self, loss: impl Loss) -> Self {
-        self.losses.set(loss);
-        self.with_losses()
-    }
-
-    /// Adds a loss with a name and a weight. The total loss is the sum of all losses, each the mean
-    /// over its own count, times its weight. Reports and evaluations show each apart
-    /// ([`StepReport::losses`](crate::StepReport::losses)).
-    ///
-    /// A loss of weight 0 is only reported: it has no gradient. The loss that is given to
-    /// [`PipelineBuilder::loss`] is one of the losses: its name is `loss` and its weight 1.
-    #[must_use]
-    pub fn named_loss(mut self, name: impl Into<String>, weight: f64, loss: impl Loss) -> Self {
-        self.losses.push(name.into(), weight, loss);
-        self.with_losses()
-    }
-
-    /// Adds the layer of the losses to the sequence, if they need one.
-    fn with_losses(mut self) -> Self {
-        self.sequence = self.losses.add_layer(self.sequence);
-        self
-    }
-
-    /// Adds a metric for [`Pipeline::evaluate`](crate::Pipeline::evaluate).
-    #[must_use]
-    pub fn metric(mut self, metric: impl Metric) -> Self {
-        self.metrics.push(Arc::new(metric));
-        self
-    }
-
-    /// Computes the metrics in training steps, too.
-    #[must_use]
-    pub fn training_metrics(mut self) -> Self {
-        self.training_metrics = true;
-        self
-    }
-
-    /// Computes the last layer, the losses and the metrics on `rows` rows of a micro-batch at a
-    /// time, forward and backward, so that outputs of all rows never exist. A row is a position of
-    /// a sample.
-    ///
-    /// With a large vocabulary the logits are by far the largest tensors: 151,936 of them take 0.6
-    /// MB per token in float32. Their gradients are taken where they are made, in the backward, so
-    /// no arithmetic is done twice.
-    ///
-    /// `rows` decides in which order sums are taken, so it changes the last bits. Stages, schedule
-    /// and re-materialization change none. Predictions, and forwards whose outputs the caller takes
-    /// ([`Pipeline::forward`](crate::Pipeline::forward)), make all outputs.
-    ///
-    /// The last layer, all losses and all metrics must allow it ([`Layer::by_rows`],
-    /// [`Loss::by_rows`], [`Metric::by_rows`]).
-    ///
-    /// [`Layer::by_rows`]: crate::Layer::by_rows
-    /// [`Loss::by_rows`]: crate::Loss::by_rows
-    #[must_use]
-    pub fn loss_rows(mut self, rows: usize) -> Self {
-        self.loss_rows = Some(rows);
         self
     }
 
