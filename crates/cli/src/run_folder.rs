@@ -116,6 +116,16 @@ impl RunFolder {
     /// Of several processes, one looks for them. So all use the same ones, even if something is
     /// saved meanwhile.
     pub(crate) fn open(arguments: &RunArguments, processes: &Processes) -> Result<Self, CliError> {
+        Self::open_for(arguments, &[], processes)
+    }
+
+    /// Like [`RunFolder::open`], to measure on files of lines of JSON. The folder of a model says
+    /// nothing of data, so it takes their configuration.
+    pub(crate) fn open_for(
+        arguments: &RunArguments,
+        samples: &[PathBuf],
+        processes: &Processes,
+    ) -> Result<Self, CliError> {
         processes.agree_on_facts(&arguments.told())?; // the first process's arguments are followed
         let mut own = None;
         let place = processes.decided(|| {
@@ -128,8 +138,10 @@ impl RunFolder {
             Some(own) => own,
             None => Source::at(place)?,
         };
+        let data = if let Source::Folder(_) = source { samples.to_vec() } else { Vec::new() };
         let overrides = ConfigArguments {
             set: arguments.set.clone(),
+            data,
             device: arguments.device.clone(),
             dtype: arguments.dtype,
             ..ConfigArguments::default()
@@ -261,6 +273,13 @@ impl Source {
             }
             (Some(folder), _, _) if !folder.is_dir() => {
                 return Err(RunFolderError::NoFolder(folder.clone()).into());
+            }
+            (Some(folder), _, _) if folder.join("adapter_config.json").is_file() => {
+                return Err(CliError::Usage(format!(
+                    "{}: it has adapters only, in PEFT's format: give the run that they are of, or \
+                    the folder that gpipe export RUN_DIR --to FOLDER writes without --adapter",
+                    folder.display()
+                )));
             }
             (Some(folder), _, _) if model_folder::is_model_folder(folder) => {
                 if arguments.averages {

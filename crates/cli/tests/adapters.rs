@@ -46,7 +46,8 @@ fn tune<'a>(more: &[&'a str]) -> Vec<&'a str> {
 fn transparency_of_a_training_of_adapters() {
     let folder = with_base();
     let printed = folder.succeeds(&tune(&["--stages", "2", "--out", "two"]));
-    assert!(printed.contains("do not see each other"), "{printed}");
+    assert!(printed.contains("samples do not see each other"), "{printed}");
+    assert!(printed.contains("of adapters of rank 3 on 21 linear maps"), "{printed}");
     folder.succeeds(&tune(&[
         "--stages",
         "3",
@@ -62,6 +63,9 @@ fn transparency_of_a_training_of_adapters() {
     let middle = "whole/checkpoints/step-00000003";
     folder.succeeds(&["train", "--resume", middle, "--stages", "2", "--out", "rest"]);
     assert!(folder.weights("two") == folder.weights("rest"));
+    // The flag again does not change learning rate and dtype, as it does where a run begins.
+    folder.succeeds(&["train", "--resume", middle, "--lora", "3", "--out", "again"]);
+    assert!(folder.weights("two") == folder.weights("again"));
     let refused = ["train", "--resume", middle, "--set", "lora.alpha=1", "--out", "other"];
     folder.refuses(&refused, &["lora.alpha", "cannot change from"]);
 }
@@ -98,12 +102,18 @@ fn oracle_adapters_are_exported_alone_and_merged() {
     let listed = folder.succeeds(&["inspect", "adapter/adapter_model.safetensors"]);
     let name = "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight";
     assert!(listed.contains(name), "{listed}");
+    folder.refuses(&["eval", "adapter"], &["adapter: it has adapters only", "--to FOLDER"]);
     // Only some maps: PEFT is told their whole names.
     let some = ["--set", "lora.targets=[\"model.layers.1.*.q_proj\"]", "--out", "some"];
     folder.succeeds(&tune(&some));
     folder.succeeds(&["export", "some", "--to", "part", "--adapter"]);
     let text = fs::read_to_string(folder.path("part/adapter_config.json")).unwrap();
     assert!(text.contains("\"model.layers.1.self_attn.q_proj\""), "{text}");
+    // A folder without a template takes the one that is named.
+    fs::remove_file(folder.path("base/chat_template.jinja")).unwrap();
+    folder.refuses(&["eval", "base", "--data", "chats.jsonl"], &["data.chat_template"]);
+    let named = ["--set", "data.chat_template=chat.jinja"];
+    folder.succeeds(&[&["eval", "base", "--data", "chats.jsonl"], &named[..]].concat());
 }
 
 #[test]

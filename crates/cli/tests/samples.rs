@@ -95,7 +95,7 @@ fn transparency_of_a_training_on_samples() {
     let printed = train(&["--out", "two"]);
     assert!(printed.contains("chats.jsonl: 54 samples"), "{printed}");
     assert!(printed.contains("held out: 6 samples"), "{printed}");
-    assert!(printed.contains("which do not see each other"), "{printed}");
+    assert!(printed.contains("samples do not see each other"), "{printed}");
     train(&["--out", "three", "--stages", "3", "--schedule", "zb-h1", "--remat", "always"]);
     assert!(folder.weights("two") == folder.weights("three"));
     folder.succeeds(&["verify", "tuned.toml", "--steps", "2"]);
@@ -193,9 +193,23 @@ fn fault_settings_that_do_not_fit_are_refused() {
     folder.succeeds(&["train", "tuned.toml", "--out", "two"]);
     let said = String::from_utf8(chat(&folder, "a\n", &["--prompt", "b"]).stderr);
     assert!(said.unwrap().contains("--prompt"));
-    fs::write(folder.path("one.jsonl"), "{\"text\": \"stage\"}\n").unwrap();
-    folder.refuses(
-        &["train", "tuned.toml", "--data", "one.jsonl"],
-        &["no sample is left to validate on", "data.validation"],
-    );
+    folder.refuses(&["generate", "two", "--system", "a", "--prompt", "b"], &["--chat"]);
+    let one = |text: &str, parts: &[&str]| {
+        fs::write(folder.path("one.jsonl"), text).unwrap();
+        folder.refuses(&["train", "tuned.toml", "--data", "one.jsonl"], parts);
+    };
+    one("{\"text\": \"stage\"}\n", &["there is one sample", "data.validation"]);
+    one(&"{\"text\": \"stage\"}\n".repeat(9), &["all samples are equal", "data.validation"]);
+    one("", &["one.jsonl: there is no sample in it"]);
+    one("[\n{\"text\": \"stage\"}\n]\n", &["line 1", "begins a list", "jq -c"]);
+    one("{\"text\": \"stage\n", &["line 1", "ends before its JSON does"]);
+    one("a,b\nc,d\n", &["line 1", "is not JSON (column 1)", "one object on each line"]);
+    fs::write(folder.path("bad.jinja"), "{{ messages").unwrap();
+    refused("data.chat_template=bad.jinja", &["bad.jinja: chat template:"]);
+    // What editors of Windows write.
+    let lines = fs::read_to_string(folder.path("chats.jsonl")).unwrap().replace('\n', "\r\n");
+    fs::write(folder.path("windows.jsonl"), format!("\u{feff}{lines}")).unwrap();
+    folder.succeeds(&["train", "tuned.toml", "--data", "windows.jsonl", "--out", "windows"]);
+    let said = chat(&folder, "/help\n", &["--temperature", "0"]);
+    assert!(String::from_utf8(said.stderr).unwrap().contains("there is no /help"));
 }

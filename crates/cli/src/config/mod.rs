@@ -55,7 +55,10 @@ const FILE_BYTES_MAX: u64 = 4 << 20;
 /// Errors of a configuration.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum ConfigError {
-    #[error("name a configuration file, such as configs/small.toml")]
+    #[error(
+        "name a configuration file, such as configs/small.toml, or a model's folder with --from \
+        FOLDER"
+    )]
     None,
     #[error("{path}: {source}: give the path of a configuration such as configs/small.toml")]
     Read { path: PathBuf, source: std::io::Error },
@@ -186,7 +189,8 @@ impl Config {
             take_folder(&mut table, folder, &file, arguments.config.is_none())?;
         }
         take_data(&mut table, &arguments.data)?;
-        if arguments.lora.is_some() && arguments.config.is_none() {
+        let begins = arguments.config.is_none() && arguments.from.is_some();
+        if begins && arguments.lora.is_some() {
             take_adapters(&mut table);
         }
         let known = defaults(&table, &file)?;

@@ -55,7 +55,7 @@ pub(crate) fn run(arguments: &EvalArguments, here: Option<&Environment>) -> Resu
 }
 
 fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> {
-    let mut run = RunFolder::open(&arguments.run, processes)?;
+    let mut run = RunFolder::open_for(&arguments.run, &arguments.data, processes)?;
     if let Some(micro_batches) = arguments.micro_batches {
         run.config.pipeline.micro_batches = micro_batches;
     }

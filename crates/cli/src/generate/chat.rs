@@ -86,6 +86,10 @@ impl Chat<'_> {
                     messages.clone_from(&begin);
                     continue;
                 }
+                text if is_command(text) => {
+                    complain!("gpipe: there is no {text}: {RESET} begins a new conversation");
+                    continue;
+                }
                 text => messages.push(message("user", text)),
             }
             let Some(answer) = self.answer(number, &messages, pipeline)? else { return Ok(()) };
@@ -128,6 +132,12 @@ impl Chat<'_> {
         }
         Ok(Some(text.made))
     }
+}
+
+/// Whether a message looks like a command: a slash and a word.
+fn is_command(text: &str) -> bool {
+    let name = text.strip_prefix('/').unwrap_or_default();
+    !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic())
 }
 
 fn message(role: &str, content: &str) -> Value {

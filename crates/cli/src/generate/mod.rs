@@ -75,6 +75,9 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
     if !(1..=BATCH_MAX).contains(&arguments.batch) {
         return Err(CliError::Usage(format!("--batch {}: use 1 to {BATCH_MAX}", arguments.batch)));
     }
+    if arguments.system.is_some() && !arguments.chat {
+        return Err(CliError::Usage("--system begins a conversation: add --chat".into()));
+    }
     let mut run = RunFolder::open(&arguments.run, processes)?;
     if matches!(run.config.data, Data::Parallel(_)) {
         return Err(CliError::Usage(

@@ -68,6 +68,8 @@ pub(super) fn with_configured(
 ) -> Result<Vocabulary, CliError> {
     if let (false, Vocabulary::Tokens(tokens)) = (path.as_os_str().is_empty(), &mut vocabulary) {
         let source = read_bounded(path, TEMPLATE_BYTES_MAX)?;
+        let origin = path.display().to_string();
+        Template::new(source.clone(), SpecialTokens::default(), &origin)?;
         let Tokens { companions, .. } = tokens.as_mut();
         companions.retain(|(name, _)| name != TEMPLATE);
         companions.push((TEMPLATE.to_owned(), source.into_bytes()));

@@ -302,6 +302,19 @@ fn describe(config: &Config, model: &gpipe::Sequence) {
         };
         say!("{} replicas, each on its part of every mini-batch{shards}", pipeline.replicas);
     }
+    if let Some(lora) = config.lora.adapters() {
+        let own = model
+            .parameters()
+            .into_iter()
+            .filter(|(name, _)| name.ends_with(gpipe::LORA_A) || name.ends_with(gpipe::LORA_B));
+        let sizes: Vec<i64> = own.map(|(_, shape)| shape.iter().product()).collect();
+        say!(
+            "trained: {} parameters of adapters of rank {} on {} linear maps; the rest is frozen",
+            sizes.iter().sum::<i64>(),
+            lora.rank,
+            sizes.len() / 2
+        );
+    }
     say!(
         "{} parameters in {} layers; K = {} on {}, M = {}, {}, re-materialization {}, {}",
         model.parameter_count(),

@@ -105,7 +105,7 @@ pub enum Error {
     /// A file of JSON records would be read as plain text.
     #[error(
         "`{}` is JSON: its records would be learned as plain text, braces and names of fields and \
-        all; extract the text \
+        all; for samples on lines of JSON use --data; or extract the text \
          (for example with `jq -r .text`), or insist with data.json = \"text\" (\"skip\" leaves \
          such files of a folder out)",
         path.display()

@@ -11,6 +11,10 @@ use crate::{Error, Result};
 
 /// Maximum length of a line: 16 MiB.
 pub const LINE_BYTES_MAX: u64 = 16 << 20;
+/// How a compressed file begins.
+const GZIP: &[u8] = &[0x1f, 0x8b];
+/// What some editors write at the beginning of a file.
+const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
 /// Bad lines that are remembered with their reasons.
 const REMEMBERED_MAX: usize = 100;
 
@@ -120,6 +124,12 @@ impl Lines {
             self.pass_over()?;
             return Ok(Some(Err(format!("it has more than {LINE_BYTES_MAX} bytes"))));
         }
+        if self.line == 1 && bytes.starts_with(GZIP) {
+            return Ok(Some(Err("it is compressed: unpack the file with gunzip".into())));
+        }
+        if self.line == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
+            bytes.drain(..BYTE_ORDER_MARK.len());
+        }
         let text = String::from_utf8(bytes).map_err(|error| {
             format!("it is not UTF-8 from byte {} on", error.utf8_error().valid_up_to())
         });
@@ -209,7 +219,7 @@ mod tests {
         let (all, _) = lines(&text, OnBadLine::Stop);
         assert_eq!(all.len(), 2, "it ends at the first");
         let error = all[1].as_ref().unwrap_err().to_string();
-        assert!(error.contains("line 2: it is not JSON"), "{error}");
+        assert!(error.contains("line 2: it ends before its JSON does"), "{error}");
         let (all, lines) = lines(&text, OnBadLine::Skip);
         assert_eq!(all.len(), 2);
         assert_eq!(*all[1].as_ref().unwrap(), Record::Text("z".into()));

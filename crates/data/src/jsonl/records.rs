@@ -52,9 +52,8 @@ impl Record {
     /// The line is not a JSON object, has none of the fields or several kinds of them, or a field
     /// has another type.
     pub fn parse(line: &str, fields: &Fields) -> Result<Self, String> {
-        let parsed: Value = serde_json::from_str(line)
-            .map_err(|error| format!("it is not JSON (column {})", error.column()))?;
-        let Value::Object(keys) = parsed else { return Err("it is not a JSON object".into()) };
+        let parsed: Value = serde_json::from_str(line).map_err(|error| not_json(line, &error))?;
+        let Value::Object(keys) = parsed else { return Err(not_an_object(line)) };
         let has = |name: &str| keys.contains_key(name);
         let kinds = [
             has(&fields.text),
@@ -122,6 +121,27 @@ pub(super) fn is_assistants(message: &Value) -> bool {
     message.get("role").and_then(Value::as_str) == Some("assistant")
 }
 
+/// Why a line is not JSON.
+fn not_json(line: &str, error: &serde_json::Error) -> String {
+    if line.trim_start().starts_with('[') {
+        return not_an_object(line);
+    }
+    // Column 0 is the end of the line within a string.
+    match error.is_eof() || error.column() == 0 {
+        true => "it ends before its JSON does: write each object on one line".into(),
+        false => {
+            format!("it is not JSON (column {}): write one object on each line", error.column())
+        }
+    }
+}
+
+fn not_an_object(line: &str) -> String {
+    match line.trim_start().starts_with('[') {
+        true => "it begins a list: write one object on each line, as `jq -c '.[]'` does".into(),
+        false => "it is not a JSON object".into(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -149,8 +169,10 @@ mod tests {
     #[test]
     fn fault_what_is_wrong_is_said() {
         for (line, reason) in [
-            ("{", "it is not JSON (column 1)"),
-            ("[]", "it is not a JSON object"),
+            ("{", "it ends before its JSON does"),
+            ("a,b", "it is not JSON (column 1)"),
+            ("[]", "it begins a list"),
+            ("7", "it is not a JSON object"),
             (r#"{"body": "a"}"#, "none of the fields text, prompt with completion, or messages"),
             (r#"{"text": 3}"#, "its field text is not a text"),
             (r#"{"prompt": "a"}"#, "it has no field completion"),

@@ -1,27 +1,21 @@
 //! Samples of lines of JSON: texts, prompts with completions, conversations. Rows of them, several
 //! to a row or one in each, are mini-batches for predicting the next token.
+//!
+//! - [`reader`]: files as samples, read or kept by an earlier run
 
-use std::{
-    fmt::Write,
-    fs,
-    ops::Range,
-    path::{Path, PathBuf},
-    time::SystemTime,
-};
+mod reader;
+
+use std::{fmt::Write, ops::Range, path::PathBuf};
 
 use gpipe::{IntoTensors, Padding, PipelineBuilder, TensorSpec, layers::DOCUMENTS};
 use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::{
     Document, IGNORE, TRAINING_BYTES_MAX, Tokenizer,
-    jsonl::{
-        Encoded, Encoder, Fields, NO_DOCUMENT, OnBadLine, PackedBatch, RowBatches, Rows, Samples,
-        Source,
-        batches::in_order,
-        cache::{self, Key},
-    },
+    jsonl::{NO_DOCUMENT, PackedBatch, RowBatches, Rows, Samples, Source, batches::in_order},
 };
 use tch::{Kind, Tensor};
 
+use self::reader::{Reader, encoder};
 use super::{
     Batch, MakeBatch, Part, Task, Vocabulary,
     language::{learned_from, tokens_to_learn},
@@ -29,17 +23,11 @@ use super::{
 };
 use crate::{
     CliError,
-    config::{CacheChoice, Config, JsonlConfig, OnBadLineChoice, PackingChoice},
-    files::io,
-    output::complain,
-    progress::Reading,
+    config::{Config, JsonlConfig, PackingChoice},
 };
 
 /// A tokenizer is learned from at most this much text, of which it takes a sample.
 const TEXT_BYTES_MAX: u64 = 4 * TRAINING_BYTES_MAX;
-/// Lines that were left out and are listed.
-const LISTED_MAX: usize = 5;
-
 /// Samples as tokens, in rows.
 pub(crate) struct Jsonl {
     vocabulary: Vocabulary,
@@ -169,7 +157,7 @@ pub(crate) struct Measured {
 }
 
 impl Measured {
-    /// Reads the samples.
+    /// Reads the samples. The configured chat template counts if the model has none.
     pub(crate) fn open(
         config: &Config,
         data: &JsonlConfig,
@@ -181,7 +169,10 @@ impl Measured {
             data.validation = files.to_vec();
         }
         let packing = config.packing().unwrap_or(PackingChoice::None);
-        let template = Template::of(vocabulary)?;
+        let template = match Template::of(vocabulary)? {
+            Some(own) => Some(own),
+            None => template::configured(&data.chat_template)?,
+        };
         let mut reader = Reader::new(&data, vocabulary, template.as_ref())?;
         let (samples, what) = match data.validation.is_empty() {
             false => (reader.samples(&data.validation)?, names(&data.validation)),
@@ -202,6 +193,10 @@ impl Measured {
             let _ = write!(what, "; {first}");
         }
         let rows = Rows::new(&samples, data.sequence, packing != PackingChoice::None);
+        if rows.long.cut > 0 {
+            let lost = counted(rows.long.lost, "token");
+            let _ = write!(what, "; longer than data.sequence: {} ({lost} cut off)", rows.long.cut);
+        }
         Ok(Self { source: Source { samples, rows }, packing, what })
     }
 
@@ -285,132 +280,6 @@ fn vocabulary(
     Ok((vocabulary, template, learned))
 }
 
-fn encoder<'a>(data: &JsonlConfig, template: Option<&'a Template>) -> Encoder<'a> {
-    let names = data.fields.clone();
-    Encoder {
-        template: template.map(|own| &own.compiled),
-        fields: Fields {
-            text: names.text,
-            prompt: names.prompt,
-            completion: names.completion,
-            messages: names.messages,
-        },
-        on_bad_line: match data.on_bad_line {
-            OnBadLineChoice::Stop => OnBadLine::Stop,
-            OnBadLineChoice::Skip => OnBadLine::Skip,
-        },
-    }
-}
-
-/// Reads files as samples, or takes them from an earlier run.
-struct Reader<'a> {
-    encoder: Encoder<'a>,
-    tokenizer: &'a Tokenizer,
-    /// The folder of earlier samples.
-    cache: Option<PathBuf>,
-    /// What samples depend on besides the file.
-    settings: Vec<Vec<u8>>,
-    left_out: u64,
-    bad: Vec<String>,
-}
-
-impl<'a> Reader<'a> {
-    fn new(
-        data: &JsonlConfig,
-        vocabulary: &'a Vocabulary,
-        template: Option<&'a Template>,
-    ) -> Result<Self, CliError> {
-        let cache = match &data.cache {
-            CacheChoice::Off => None,
-            CacheChoice::Folder(folder) => Some(folder.clone()),
-            CacheChoice::Auto => default_cache(),
-        };
-        let encoder = encoder(data, template);
-        let tokenizer = vocabulary.tokenizer()?;
-        let mut settings = vec![tokenizer.to_json()?.into_bytes()];
-        settings.push(tokenizer.end_of_document().to_le_bytes().to_vec());
-        if let Some(Template { source, tokens, .. }) = template {
-            settings.push(source.clone().into_bytes());
-            settings.push(format!("{tokens:?}").into_bytes());
-        }
-        settings.push(format!("{:?}", encoder.fields).into_bytes());
-        Ok(Self { encoder, tokenizer, cache, settings, left_out: 0, bad: Vec::new() })
-    }
-
-    /// The samples of some files.
-    fn samples(&mut self, paths: &[PathBuf]) -> Result<Samples, CliError> {
-        let mut all = Samples::default();
-        for path in paths {
-            let Encoded { samples, left_out, bad } = self.encoded(path)?;
-            all.append(&samples);
-            self.left_out += left_out;
-            let listed = bad
-                .into_iter()
-                .map(|bad| format!("{}, line {}: {}", bad.path.display(), bad.line, bad.reason));
-            self.bad.extend(listed.take(LISTED_MAX - self.bad.len().min(LISTED_MAX)));
-        }
-        Ok(all)
-    }
-
-    fn encoded(&self, path: &Path) -> Result<Encoded, CliError> {
-        let state = || -> Result<(u64, SystemTime), CliError> {
-            let own = fs::metadata(path).and_then(|own| Ok((own.len(), own.modified()?)));
-            own.map_err(io(path))
-        };
-        let before = state()?;
-        let kept = match &self.cache {
-            None => None,
-            Some(folder) => Some(folder.join(self.key(path)?)),
-        };
-        if let Some(encoded) = kept.as_deref().and_then(cache::read) {
-            return Ok(encoded);
-        }
-        let mut progress = Reading::new(path, before.0);
-        let encoded = self.encoder.encode(path, self.tokenizer, |bytes| progress.tell(bytes))?;
-        progress.finish();
-        // A file that changed meanwhile is not what the key says.
-        if let Some(kept) = kept
-            && state()? == before
-            && let Err(error) = cache::write(&kept, &encoded)
-        {
-            complain!("gpipe: warning: the tokens are not kept: {}: {error}", kept.display());
-        }
-        Ok(encoded)
-    }
-
-    fn key(&self, path: &Path) -> Result<String, CliError> {
-        let mut key = Key::default();
-        for setting in &self.settings {
-            key = key.with(setting);
-        }
-        Ok(key.with_file(path).map_err(io(path))?.name())
-    }
-
-    /// Adds lines about the lines that were left out.
-    fn tell_left_out(&self, text: &mut String) {
-        if self.left_out == 0 {
-            return;
-        }
-        let _ =
-            writeln!(text, "left out {} bad lines (data.on_bad_line = \"skip\")", self.left_out);
-        for bad in &self.bad {
-            let _ = writeln!(text, "  {bad}");
-        }
-        let more = self.left_out - self.bad.len() as u64;
-        if more > 0 {
-            let _ = writeln!(text, "  and {more} more");
-        }
-    }
-}
-
-/// `gpipe/tokens` in the user's folder for caches. `None` if there is no such folder.
-fn default_cache() -> Option<PathBuf> {
-    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let named = named.filter(|folder| folder.is_absolute());
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    Some(named.or_else(home)?.join("gpipe").join("tokens"))
-}
-
 /// Adds lines about samples and their rows.
 fn describe(
     text: &mut String,
@@ -430,9 +299,9 @@ fn describe(
     );
     let used = 100.0 * rows.used() as f64 / (rows.len() * length).max(1) as f64;
     let how = match packing {
-        PackingChoice::Joined => "several samples each, which see the earlier ones",
+        PackingChoice::Joined => "samples see earlier ones",
         PackingChoice::None => "one sample each",
-        _ => "several samples each, which do not see each other",
+        _ => "samples do not see each other",
     };
     let count = counted(rows.len(), "row");
     let _ = writeln!(text, "  {count} of {length} tokens, {used:.0}% used: {how}");
@@ -463,19 +332,31 @@ fn check(
     train: &[(Source, f64)],
     validation: &Source,
 ) -> Result<(), CliError> {
+    let usage = |reason: String| Err(CliError::Usage(reason));
     let empty = train.iter().zip(sources).find(|((source, _), _)| source.rows.is_empty());
-    if let Some((_, (paths, _))) = empty {
-        let reason = "there is nothing to learn from: add lines, of which at least one is not \
-            held out for validation, or raise data.sequence";
-        return Err(CliError::Usage(format!("{}: {reason}", names(paths))));
+    if let Some(((source, _), (paths, _))) = empty {
+        let reason = match source.samples.is_empty() {
+            true if validation.samples.is_empty() => "there is no sample in it: add lines",
+            true => "all of its samples are held out for validation: add lines",
+            false => "no sample has anything to learn within data.sequence tokens: raise it",
+        };
+        return usage(format!("{}: {reason}", names(paths)));
     }
-    match validation.rows.is_empty() {
-        false => Ok(()),
-        true => Err(CliError::Usage(
-            "no sample is left to validate on: add lines, or name a file with --set \
-            data.validation='[\"FILE\"]'"
+    if !validation.rows.is_empty() {
+        return Ok(());
+    }
+    let named = "or name a file with --set data.validation='[\"FILE\"]'";
+    match (validation.samples.is_empty(), train.iter().any(|(own, _)| own.samples.len() > 1)) {
+        (false, _) => usage(
+            "samples to validate on have nothing to learn within data.sequence tokens: raise it"
                 .into(),
+        ),
+        (true, true) => usage(format!(
+            "all samples are equal, none is left to validate on: add others, {named}"
         )),
+        (true, false) => {
+            usage(format!("there is one sample, none is left to validate on: add lines, {named}"))
+        }
     }
 }
 
