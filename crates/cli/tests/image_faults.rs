@@ -271,7 +271,8 @@ fn fault_kinds_and_their_keys_say_which_there_are() {
     let set = |set: &str, parts: &[&str]| refuses(&folder, "resnet.toml", &["--set", set], parts);
     let models = "'foo' is no kind: use one of transformer, llama, huggingface, translation, \
         amoebanet, resnet";
-    let data = "'foo' is no kind: use one of text, parallel, image-folder, cifar10, cifar100";
+    let data = "'foo' is no kind: use one of text, jsonl, parallel, image-folder, cifar10, \
+        cifar100";
     set("model.kind=foo", &["--set model.kind=foo: model.kind: ", models]);
     set("data.kind=foo", &["--set data.kind=foo: data.kind: ", data]);
     set(
