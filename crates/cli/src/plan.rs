@@ -16,7 +16,7 @@ use crate::{
     output::say,
     plan_file::{PlanFile, Source},
     processes::Processes,
-    profile::{self, Extent, host_memory},
+    profile::{self, host_memory},
     setup,
     task::{self, Task},
     values::ScheduleChoice,
@@ -27,21 +27,6 @@ const RATE: f64 = 1e11;
 const BANDWIDTH: f64 = 2e10;
 /// Maximum number of devices of a plan.
 const DEVICES_MAX: usize = 4096;
-/// The most steps per size and policy in the profile that `--plan auto` measures.
-const STEPS_MAX: f64 = 4.0;
-/// Operations in those steps beyond which there are fewer of them, but at least one. They take
-/// seconds on two cores.
-const FLOPS_MAX: f64 = 4e12;
-
-/// How many steps per size and policy are measured: fewer of a large model, whose measurement would
-/// take longer than a short training.
-fn steps_to_measure(config: &Config, model: &Sequence) -> Result<u64, CliError> {
-    let inputs = task::inputs(config, config.samples_of_a_pipeline());
-    let forward: u64 = model.costs(&inputs, task::kind(config))?.into_iter().sum();
-    let step = 3.0 * forward as f64;
-    Ok((FLOPS_MAX / step.max(1.0)).clamp(1.0, STEPS_MAX) as u64)
-}
-
 /// Plans, prints explanations, and writes the requested files.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?;
@@ -210,9 +195,7 @@ fn automatic(
     let found = match there {
         Some(found) => found,
         None => {
-            let steps = steps_to_measure(config, model)?;
-            let extent = Extent { micro_batches: &[], steps, passes: 1 };
-            let own = profile::measure(config, (task, model), extent, processes)?;
+            let own = profile::measure_for_plan(config, (task, model), processes)?;
             processes.decided(|| profile::write(&path, &own).map(|()| own))?
         }
     };

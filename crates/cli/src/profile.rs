@@ -31,6 +31,8 @@ use crate::{
 
 /// Default number of steps measured for each size and policy.
 const STEPS: u64 = 4;
+/// Operations of a step beyond which a model is large: seconds on two cores.
+const LARGE_FLOPS: f64 = 2e12;
 /// Default numbers of micro-batches to measure.
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Maximum number of different mini-batches; they are used in turn.
@@ -91,6 +93,28 @@ pub(crate) struct Extent<'a> {
     pub steps: u64,
     /// How often all measurements are repeated.
     pub passes: usize,
+}
+
+/// Measures what `--plan auto` needs. Of a large model that is little, because measuring more would
+/// take longer than a short training.
+pub(crate) fn measure_for_plan(
+    config: &Config,
+    (task, model): (&dyn Task, &Sequence),
+    processes: &Processes,
+) -> Result<Profile, CliError> {
+    let inputs = task::inputs(config, config.samples_of_a_pipeline());
+    let forward: u64 = model.costs(&inputs, task::kind(config))?.into_iter().sum();
+    let own = [config.pipeline.micro_batches];
+    let mut extent = Extent { micro_batches: &[], steps: STEPS, passes: 1 };
+    if 3.0 * forward as f64 > LARGE_FLOPS {
+        say!(
+            "a step of this model takes long: only M = {} is measured, and few steps; gpipe \
+            profile measures more",
+            own[0]
+        );
+        extent = Extent { micro_batches: &own, steps: 1, ..extent };
+    }
+    measure(config, (task, model), extent, processes)
 }
 
 /// Measures the layers of the network that `config` describes.
