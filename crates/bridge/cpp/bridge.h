@@ -85,7 +85,7 @@ void forget_op_caches() noexcept;
 // offload.cc
 class SavedTensors {
 public:
-  SavedTensors();
+  explicit SavedTensors(int32_t gpu); // below 0: the CPU
   ~SavedTensors();
   void enter();
   void leave() noexcept;
@@ -95,7 +95,7 @@ public:
   struct Impl;
   std::unique_ptr<Impl> impl;
 };
-std::unique_ptr<SavedTensors> new_saved_tensors();
+std::unique_ptr<SavedTensors> new_saved_tensors(int32_t gpu);
 Address root_of(Address output);
 
 // layout.cc

@@ -36,6 +36,11 @@ struct Slot {
   std::vector<c10::weak_intrusive_ptr<c10::TensorImpl>> aliases;
   bool is_away = false;
 
+  bool has_living() const {
+    return std::any_of(aliases.begin(), aliases.end(),
+                       [](const auto &alias) { return !alias.expired(); });
+  }
+
   // The tensors that still exist.
   std::vector<Alias> living() const {
     std::vector<Alias> living;
@@ -48,24 +53,27 @@ struct Slot {
 
 bool has_movable_storage(const c10::TensorImpl &tensor) {
   return tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.key_set().has(c10::DispatchKey::Python) &&
-         (tensor.device().is_cpu() || tensor.device().is_cuda());
+         !tensor.key_set().has(c10::DispatchKey::Python);
 }
 
 } // namespace
 
 struct SavedTensors::Impl {
+  explicit Impl(c10::Device device) : device(device) {}
+
+  // Whose memory goes away. A layer on a GPU may save a number on the CPU, which stays.
+  c10::Device device;
   std::vector<std::shared_ptr<Slot>> slots; // in the order of their first save
   std::unordered_map<const c10::StorageImpl *, std::shared_ptr<Slot>> by_storage;
   std::vector<std::shared_ptr<Slot>> away;
 
   // Notes that `alias` is on its storage; null if the memory cannot be moved.
   std::shared_ptr<Slot> add(const Alias &alias) {
-    if (!has_movable_storage(*alias))
+    if (!has_movable_storage(*alias) || alias->device() != device)
       return nullptr;
     std::shared_ptr<Slot> &slot = by_storage[alias->storage().unsafeGetStorageImpl()];
     // A storage that is gone may have left its address to another.
-    if (!slot || slot->living().empty()) {
+    if (!slot || !slot->has_living()) {
       slot = std::make_shared<Slot>();
       slots.push_back(slot);
     }
@@ -148,9 +156,13 @@ void install() {
   });
 }
 
+// A storage without memory. Whoever asks for its address gets an error.
 c10::Storage nothing_on(c10::Device device) {
-  return c10::Storage(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device),
-                      /*allocator=*/nullptr, /*resizable=*/false);
+  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device),
+                       /*allocator=*/nullptr, /*resizable=*/false);
+  nothing.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
+      "its elements are offloaded: they are not back in memory yet");
+  return nothing;
 }
 
 // All bytes of a storage, as a tensor.
@@ -179,13 +191,19 @@ bool is_ours(const std::vector<Alias> &aliases) {
 
 } // namespace
 
-SavedTensors::SavedTensors() : impl(std::make_unique<Impl>()) { install(); }
+SavedTensors::SavedTensors(int32_t gpu)
+    : impl(std::make_unique<Impl>(gpu < 0 ? c10::Device(c10::kCPU)
+                                          : c10::Device(c10::kCUDA, c10::DeviceIndex(gpu)))) {
+  install();
+}
 SavedTensors::~SavedTensors() {
   if (saving == impl.get())
     saving = nullptr;
 }
 
-std::unique_ptr<SavedTensors> new_saved_tensors() { return std::make_unique<SavedTensors>(); }
+std::unique_ptr<SavedTensors> new_saved_tensors(int32_t gpu) {
+  return std::make_unique<SavedTensors>(gpu);
+}
 
 void SavedTensors::enter() {
   TORCH_CHECK(!saving, "this thread saves already");

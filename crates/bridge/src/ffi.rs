@@ -104,7 +104,7 @@ pub(crate) mod bridged {
         fn forget_op_caches();
 
         type SavedTensors;
-        fn new_saved_tensors() -> Result<UniquePtr<SavedTensors>>;
+        fn new_saved_tensors(gpu: i32) -> Result<UniquePtr<SavedTensors>>;
         fn enter(self: Pin<&mut SavedTensors>) -> Result<()>;
         fn leave(self: Pin<&mut SavedTensors>);
         unsafe fn add_leaf(self: Pin<&mut SavedTensors>, leaf: usize) -> Result<()>;

@@ -25,12 +25,17 @@ impl Drop for Leave<'_> {
 }
 
 impl SavedTensors {
-    /// An empty collection.
+    /// An empty collection of tensors on `device`. What operators save elsewhere stays there.
     ///
     /// # Errors
-    /// Out of memory.
-    pub fn new() -> Result<Self> {
-        Ok(Self(bridged::new_saved_tensors()?))
+    /// The device is neither a CPU nor a GPU.
+    pub fn new(device: Device) -> Result<Self> {
+        let gpu = match device {
+            Device::Cpu => -1,
+            Device::Cuda(gpu) => i32::try_from(gpu).unwrap_or(i32::MAX),
+            other => return Err(Error(format!("no offload from {other:?}: use a CPU or a GPU"))),
+        };
+        Ok(Self(bridged::new_saved_tensors(gpu)?))
     }
 
     /// Runs `forward`, and collects what its operators save on this thread.
@@ -42,13 +47,13 @@ impl SavedTensors {
     /// use gpipe_bridge::offload::{SavedTensors, root_of};
     /// use tch::{Device, Kind, Tensor};
     /// let x = Tensor::ones([4], (Kind::Float, Device::Cpu)).set_requires_grad(true);
-    /// let mut saved = SavedTensors::new().unwrap();
+    /// let mut saved = SavedTensors::new(Device::Cpu).unwrap();
     /// let y = saved.around(|| (&x * 2).exp()).unwrap();
     /// let root = root_of(&y).unwrap();
     /// drop(y);
     /// let blocks = saved.take_away().unwrap();
     /// assert_eq!(blocks.len(), 1); // exp saves its result
-    /// saved.bring_back(blocks).unwrap();
+    /// saved.bring_back(blocks.into_iter().map(|block| block.into_tensor()).collect()).unwrap();
     /// let grad = Tensor::ones([4], (Kind::Float, Device::Cpu));
     /// # let request = gpipe_bridge::vjp::Request {
     /// #     outputs: &[&root], output_grads: &[&grad], inputs: &[&x], parameters: &[],
@@ -62,8 +67,8 @@ impl SavedTensors {
         Ok(forward())
     }
 
-    /// Adds the memory of a leaf of the graph. The leaf must be the caller's own: its elements must
-    /// not be read while they are away.
+    /// Adds the memory of a leaf of the graph. While it is away, reading the leaf's elements is an
+    /// error.
     ///
     /// # Errors
     /// The tensor is undefined.
@@ -72,16 +77,18 @@ impl SavedTensors {
         Ok(unsafe { self.0.pin_mut().add_leaf(address(leaf)) }?)
     }
 
-    /// Takes away the memory that nothing but the graph refers to: one tensor of bytes for each
-    /// storage. A backward then fails until they are back.
+    /// Takes away the memory that nothing but the graph refers to: one block for each storage. A
+    /// backward then fails until they are back.
     ///
     /// # Errors
     /// Out of memory.
-    pub fn take_away(&mut self) -> Result<Vec<Tensor>> {
-        Ok(self.0.pin_mut().take_away()?.into_iter().filter_map(adopt).collect())
+    pub fn take_away(&mut self) -> Result<Vec<Block>> {
+        let blocks = self.0.pin_mut().take_away()?.into_iter().filter_map(adopt);
+        Ok(blocks.map(Block).collect())
     }
 
-    /// Gives back what [`take_away`](Self::take_away) returned, or copies, in the same order.
+    /// Gives the memory back: for each block of [`take_away`](Self::take_away), in the same order,
+    /// a tensor of its bytes on its device.
     ///
     /// # Errors
     /// Another number of blocks.
@@ -102,43 +109,61 @@ pub fn root_of(output: &Tensor) -> Result<Tensor> {
     adopt(root).ok_or_else(|| Error("an output without a root".into()))
 }
 
-/// Calls `read` with the bytes of a block on the CPU.
-///
-/// # Errors
-/// The tensor is not contiguous bytes on the CPU.
-pub fn with_bytes<T>(block: &Tensor, read: impl FnOnce(&[u8]) -> T) -> Result<T> {
-    if block.kind() != Kind::Uint8 || block.device() != Device::Cpu || !block.is_contiguous() {
-        return Err(Error("a block of saved activations is not bytes on the CPU".into()));
+/// The bytes of a storage. Nothing else refers to them.
+#[derive(Debug)]
+pub struct Block(Tensor);
+
+impl Block {
+    /// The number of bytes.
+    pub fn len(&self) -> usize {
+        self.0.numel()
     }
-    let count = block.numel();
-    if count == 0 {
-        return Ok(read(&[]));
+
+    /// Whether there are no bytes.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
     }
-    // SAFETY: the tensor is contiguous, on the CPU and of `count` bytes, and is borrowed for the
-    // call. Blocks have no other users, so nothing writes to it meanwhile.
-    Ok(read(unsafe { std::slice::from_raw_parts(block.data_ptr().cast::<u8>(), count) }))
+
+    /// The bytes of a block on the CPU.
+    ///
+    /// # Errors
+    /// It is on a GPU.
+    pub fn bytes(&self) -> Result<&[u8]> {
+        if self.0.device() != Device::Cpu {
+            return Err(Error("a block on a GPU has no bytes on the CPU".into()));
+        }
+        if self.is_empty() {
+            return Ok(&[]);
+        }
+        let start = self.0.data_ptr().cast::<u8>();
+        // SAFETY: the tensor has `len` contiguous bytes on the CPU, and no other user, so nothing
+        // writes to them while `self` is borrowed.
+        Ok(unsafe { std::slice::from_raw_parts(start, self.len()) })
+    }
+
+    /// A tensor of bytes on the same memory.
+    pub fn into_tensor(self) -> Tensor {
+        self.0
+    }
 }
 
 /// A new block of `count` bytes on the CPU, which `write` fills.
 ///
 /// # Errors
 /// Out of memory.
-pub fn block<T>(count: usize, write: impl FnOnce(&mut [u8]) -> T) -> Result<(Tensor, T)> {
+pub fn filled<T>(count: usize, write: impl FnOnce(&mut [u8]) -> T) -> Result<(Block, T)> {
     let size = i64::try_from(count).map_err(|_| Error(format!("a block of {count} bytes")))?;
-    let block = Tensor::f_empty([size], (Kind::Uint8, Device::Cpu));
+    // A `&mut [u8]` must be initialized.
+    let block = Tensor::f_zeros([size], (Kind::Uint8, Device::Cpu));
     let block = block.map_err(|error| Error(error.to_string()))?;
     if count == 0 {
-        return Ok((block, write(&mut [])));
+        return Ok((Block(block), write(&mut [])));
     }
-    let start = block.data_ptr().cast::<u8>();
     // SAFETY: the tensor is new, contiguous and on the CPU, and nothing else refers to its `count`
-    // bytes. They are set to 0 first, because a `&mut [u8]` must be initialized.
-    let bytes = unsafe {
-        start.write_bytes(0, count);
-        std::slice::from_raw_parts_mut(start, count)
-    };
+    // bytes, which are 0.
+    let bytes = unsafe { std::slice::from_raw_parts_mut(block.data_ptr().cast::<u8>(), count) };
     let written = write(bytes);
-    Ok((block, written))
+    Ok((Block(block), written))
 }
 
 #[cfg(test)]
@@ -161,7 +186,7 @@ mod tests {
     fn gradients(forward: impl Fn(&Tensor, &Tensor) -> Tensor, away: bool) -> Vec<Vec<u32>> {
         let x = ramp(&[2, 3, 4, 4]).contiguous_memory_format().detach().set_requires_grad(true);
         let w = ramp(&[3, 3, 3, 3]).set_requires_grad(true);
-        let mut saved = SavedTensors::new().unwrap();
+        let mut saved = SavedTensors::new(Device::Cpu).unwrap();
         let y = if away { saved.around(|| forward(&x, &w)).unwrap() } else { forward(&x, &w) };
         let grad = y.detach().cos();
         let root = root_of(&y).unwrap();
@@ -169,15 +194,14 @@ mod tests {
         if away {
             let blocks = saved.take_away().unwrap();
             assert!(!blocks.is_empty());
-            let copy = |own: &Tensor| {
-                let count = own.numel();
-                let copied = with_bytes(own, |from| block(count, |to| to.copy_from_slice(from)));
-                copied.unwrap().unwrap().0
+            let copy = |own: &Block| {
+                let from = own.bytes().unwrap();
+                filled(from.len(), |to| to.copy_from_slice(from)).unwrap().0.into_tensor()
             };
             let copies = blocks.iter().map(copy).collect();
             // What was saved is not in memory in the meantime.
             for own in blocks {
-                let _ = own.shallow_clone().fill_(77);
+                let _ = own.into_tensor().fill_(77);
             }
             saved.bring_back(copies).unwrap();
         }
@@ -214,7 +238,7 @@ mod tests {
     #[test]
     fn property_what_others_hold_stays() {
         let x = ramp(&[8]).set_requires_grad(true);
-        let mut saved = SavedTensors::new().unwrap();
+        let mut saved = SavedTensors::new(Device::Cpu).unwrap();
         let y = saved.around(|| x.exp()).unwrap();
         let held = y.detach();
         drop(y);
@@ -226,7 +250,7 @@ mod tests {
     #[test]
     fn fault_a_backward_without_its_activations_is_an_error() {
         let x = ramp(&[8]).set_requires_grad(true);
-        let mut saved = SavedTensors::new().unwrap();
+        let mut saved = SavedTensors::new(Device::Cpu).unwrap();
         let root = root_of(&saved.around(|| x.exp()).unwrap()).unwrap();
         let blocks = saved.take_away().unwrap();
         assert_eq!(blocks.len(), 1);
@@ -240,14 +264,28 @@ mod tests {
     }
 
     #[test]
+    fn fault_a_leaf_that_is_away_cannot_be_read() {
+        let mut leaf = ramp(&[8]).copy();
+        let mut saved = SavedTensors::new(Device::Cpu).unwrap();
+        saved.add_leaf(&leaf).unwrap();
+        let blocks = saved.take_away().unwrap();
+        assert_eq!(blocks[0].len(), 32);
+        for error in [leaf.f_exp().unwrap_err(), leaf.f_add_(&ramp(&[8])).unwrap_err()] {
+            assert!(error.to_string().contains("offloaded"), "{error}");
+        }
+        saved.bring_back(blocks.into_iter().map(Block::into_tensor).collect()).unwrap();
+        assert_eq!(bits(&leaf), bits(&ramp(&[8])));
+    }
+
+    #[test]
     fn fault_a_change_in_place_is_an_error_as_without_offload() {
         let x = ramp(&[8]).set_requires_grad(true);
-        let mut saved = SavedTensors::new().unwrap();
+        let mut saved = SavedTensors::new(Device::Cpu).unwrap();
         let y = saved.around(|| x.exp()).unwrap();
         let root = root_of(&y).unwrap();
         let _ = y.detach().fill_(3.0);
         drop(y);
-        let blocks = saved.take_away().unwrap();
+        let blocks = saved.take_away().unwrap().into_iter().map(Block::into_tensor).collect();
         saved.bring_back(blocks).unwrap();
         let grad = ramp(&[8]);
         let request =
@@ -258,7 +296,8 @@ mod tests {
 
     #[test]
     fn fault_one_collection_at_a_time() {
-        let (mut outer, mut inner) = (SavedTensors::new().unwrap(), SavedTensors::new().unwrap());
+        let (mut outer, mut inner) =
+            (SavedTensors::new(Device::Cpu).unwrap(), SavedTensors::new(Device::Cpu).unwrap());
         let nested = outer.around(|| inner.around(|| ()).map_err(|error| error.to_string()));
         assert_eq!(nested.unwrap().unwrap_err(), "this thread saves already");
         outer.around(|| ()).unwrap();

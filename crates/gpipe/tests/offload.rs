@@ -8,8 +8,8 @@ use std::path::Path;
 
 use crate::common::{self, assert_same_bits, uniform};
 use gpipe::{
-    Adam, Bytes, Error, MeanSquaredError, Nanos, Pipeline, PipelineBuilder, Remat, Schedule,
-    Sequence, TensorSpec,
+    Adam, Bytes, Error, Forward, Infer, Layer, LayerError, MeanSquaredError, Nanos, Pipeline,
+    PipelineBuilder, Remat, Schedule, Sequence, TensorSpec,
     layers::{Activation, Linear},
 };
 use tch::{Kind, Tensor};
@@ -129,6 +129,43 @@ fn property_a_cap_that_never_exceeds_is_kept_and_no_file_has_a_name() {
     assert_same_bits(&found, &expected, "under a cap");
 }
 
+/// A layer that saves a number on the CPU for its backward, wherever it runs.
+struct TimesNumber;
+
+impl Layer for TimesNumber {
+    fn kind(&self) -> &'static str {
+        "TimesNumber"
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, _: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        // Of no memory that anything else refers to.
+        let number = Tensor::f_from_slice(&[0.5_f32])?.f_squeeze()?;
+        Ok(vec![inputs[0].f_mul(&number)?.f_tanh()?])
+    }
+}
+
+/// On a GPU, only what is in the GPU's memory leaves it.
+#[test]
+fn regression_a_number_on_the_cpu_stays_there() {
+    let (inputs, targets) = data();
+    let train = |remat: Remat| {
+        let model = (0..4).fold(Sequence::new(), |model, _| {
+            model.layer(Linear::new(WIDTH, WIDTH)).layer(TimesNumber)
+        });
+        let builder = Pipeline::builder(model, TensorSpec::new([SAMPLES, WIDTH], Kind::Float));
+        let builder = builder.stages(2).micro_batches(4).seed(3).remat(remat).keep_gradients();
+        let builder = builder.loss(MeanSquaredError).optimizer(Adam::default());
+        let mut pipeline = builder.build().unwrap();
+        pipeline.train_step(&inputs, &targets).unwrap();
+        pipeline.gradients().unwrap()
+    };
+    assert_same_bits(&train(Remat::Offload), &train(Remat::Never), "offload");
+}
+
 /// The step fails as a whole, and the pipeline goes on.
 #[test]
 fn fault_a_full_disk_fails_the_step_and_changes_nothing() {
@@ -162,7 +199,10 @@ fn fault_a_folder_that_is_not_there_is_refused_before_any_step() {
     let error =
         builder(Schedule::GPipe, Remat::Offload).offload_folder(gone).build().err().unwrap();
     let text = error.to_string();
-    assert!(text.contains("/no/such/folder") && text.contains("another offload folder"), "{text}");
+    assert!(
+        text.contains("/no/such/folder") && text.contains("another `offload_folder`"),
+        "{text}"
+    );
     // No stage offloads, so nothing is made there.
     builder(Schedule::GPipe, Remat::Always).offload_folder(gone).build().unwrap();
 }

@@ -306,8 +306,8 @@ impl Model<'_> {
                 logits + loss.kept + loss.backward_peak,
                 logits + loss.input_gradients + backward,
             ];
-            // The gradients of the rows, and their join.
-            moments.into_iter().max().unwrap_or_default() + held(2.0 * dx)
+            // The gradients of all rows.
+            moments.into_iter().max().unwrap_or_default() + held(dx)
         };
         LayerCost {
             backward: Nanos(time.0 * chunks),

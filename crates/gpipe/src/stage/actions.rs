@@ -47,7 +47,9 @@ impl StageExecutor for Stage {
         self.device.charge_stage().map_err(in_operation("memory"))?;
         self.device.begin_work().map_err(in_operation("memory"))?;
         let live = self.device.memory().map_err(in_operation("memory"))?.live;
-        self.active()?.step.levels.push(live);
+        let step = &mut self.active()?.step;
+        step.levels.push(live);
+        step.action = Some(action);
         self.active()?.observe_action(action, When::Before)?;
         match action.op.communicates() {
             true => Ok(()),
@@ -236,22 +238,27 @@ fn in_order<T>(mut values: Vec<(MicroBatch, T)>) -> Vec<T> {
 impl Stage {
     /// Whether an action looks at values of the device before it returns: the norm, metrics,
     /// outputs and input gradients for the caller, and gradients and updated parameters for the
-    /// other replicas.
+    /// other replicas. Also whether it waits for copies of offloaded activations.
     fn reads_within(&self, op: Op) -> bool {
         let Some(StepState { feed, .. }) = &self.step else { return false };
         let is_last = |m: MicroBatch| m.index() + 1 == feed.slices.len();
         let sums = |m| self.replicas.is_some() && feed.part == Part::Step && is_last(m);
         let returns_input_grads = feed.input_grads && self.config.edges.boundary_in.is_none();
+        let measures = feed.mode == Mode::Evaluate || self.config.training_metrics;
+        let measures = self.config.last && measures && !self.config.metrics.is_empty();
+        // The loss by rows, and its metrics, are part of the backward.
+        let late = feed.mode == Mode::Train && self.config.loss_rows.is_some();
+        let offloads = feed.mode == Mode::Train && self.config.remat.offloads();
         match op {
             Op::Norm | Op::Reduce => true,
             Op::Update => self.parameters.sharding.is_some(),
             Op::Forward(_) => {
-                let measures = feed.mode == Mode::Evaluate || self.config.training_metrics;
-                let measures = measures && !self.config.metrics.is_empty();
-                self.config.last && (measures || feed.part == Part::Forward)
+                let returns_outputs = self.config.last && feed.part == Part::Forward;
+                offloads || (measures && !late) || returns_outputs
             }
-            Op::Backward(m) => sums(m) || returns_input_grads,
-            Op::BackwardInput(_) => returns_input_grads,
+            Op::Rematerialize(_) => offloads,
+            Op::Backward(m) => sums(m) || returns_input_grads || (measures && late),
+            Op::BackwardInput(_) => returns_input_grads || (measures && late),
             Op::BackwardWeight(m) => sums(m),
             _ => false,
         }
@@ -286,8 +293,8 @@ impl ActiveStage<'_> {
         let mut saved = match offloads {
             true => {
                 self.before_offload()?;
-                let saved =
-                    SavedTensors::new().map_err(|error| in_operation("offload")(error.into()))?;
+                let saved = SavedTensors::new(self.device.tch())
+                    .map_err(|error| in_operation("offload")(error.into()))?;
                 Some(saved)
             }
             false => None,

@@ -1,11 +1,14 @@
 //! How fast activations leave a device's memory and come back, measured.
+//!
+//! A file is written and read through the system's cache of files, as in training. Where a step
+//! offloads more than that cache holds, its speed is the disk's, which may be far lower.
 
 use std::{
     path::Path,
     time::{Duration, Instant},
 };
 
-use gpipe_bridge::device::Stream;
+use gpipe_bridge::{device::Stream, offload::filled};
 use gpipe_core::cost::OffloadSpeed;
 use tch::{Kind, Tensor};
 
@@ -14,7 +17,7 @@ use crate::{device::Device, error::LayerError};
 
 /// Bytes that are moved: as many blocks as a few layers save, too large for a processor's caches.
 const BLOCKS: usize = 16;
-const BLOCK: i64 = 4 << 20;
+const BLOCK: usize = 4 << 20;
 /// The fastest of these rounds counts: the first one makes the file, or the pinned memory.
 const ROUNDS: usize = 4;
 
@@ -34,27 +37,31 @@ pub(crate) fn offload_speed(
     };
     let (mut out, mut back) = (Duration::MAX, Duration::MAX);
     for round in 0..ROUNDS {
-        let block = |at| {
-            // No two blocks are equal, for file systems that would keep one copy.
-            let start = (BLOCKS * round + at) as i64;
-            Ok(Tensor::f_arange_start(start, start + BLOCK / 8, (Kind::Int64, device.tch()))?
-                .f_view_dtype(Kind::Uint8)?)
-        };
-        let blocks = (0..BLOCKS).map(block).collect::<Result<Vec<Tensor>, LayerError>>()?;
         let (left, returned) = match &file {
-            Some(spill) => through_file(spill, blocks)?,
-            None => through_host(device, &blocks)?,
+            Some(spill) => through_file(spill, round)?,
+            None => through_host(device)?,
         };
         (out, back) = (out.min(left), back.min(returned));
     }
     let per_s = |time: Duration| {
-        let bytes = (BLOCKS as i64 * BLOCK) as f64;
+        let bytes = (BLOCKS * BLOCK) as f64;
         ((bytes / time.as_secs_f64().max(1e-9)) as u64).max(1)
     };
     Ok(OffloadSpeed { out_bytes_per_s: per_s(out), back_bytes_per_s: per_s(back) })
 }
 
-fn through_file(spill: &Spill, blocks: Vec<Tensor>) -> Result<(Duration, Duration), LayerError> {
+fn through_file(spill: &Spill, round: usize) -> Result<(Duration, Duration), LayerError> {
+    // No two blocks are equal, for file systems that would keep one copy.
+    let block = |at| {
+        let start = (BLOCKS * round + at) * BLOCK;
+        Ok(filled(BLOCK, |bytes| {
+            for (number, eight) in bytes.chunks_exact_mut(8).enumerate() {
+                eight.copy_from_slice(&((start + number) as u64).to_le_bytes());
+            }
+        })?
+        .0)
+    };
+    let blocks = (0..BLOCKS).map(block).collect::<Result<Vec<_>, LayerError>>()?;
     let begun = Instant::now();
     let stored = spill.store(blocks)?;
     spill.finish_write()?;
@@ -64,7 +71,10 @@ fn through_file(spill: &Spill, blocks: Vec<Tensor>) -> Result<(Duration, Duratio
     Ok((out, begun.elapsed()))
 }
 
-fn through_host(device: Device, blocks: &[Tensor]) -> Result<(Duration, Duration), LayerError> {
+fn through_host(device: Device) -> Result<(Duration, Duration), LayerError> {
+    let options = (Kind::Uint8, device.tch());
+    let block = |_| Ok(Tensor::f_zeros([BLOCK as i64], options)?);
+    let blocks = (0..BLOCKS).map(block).collect::<Result<Vec<_>, LayerError>>()?;
     let stream = Stream::new(device.gpu().unwrap_or_default())?;
     stream.synchronize()?;
     let begun = Instant::now();

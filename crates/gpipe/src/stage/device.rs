@@ -105,6 +105,10 @@ impl StageDevice {
         Ok(memory::enter(self.arena.id())?)
     }
 
+    pub(super) fn tch(&self) -> tch::Device {
+        self.device.tch()
+    }
+
     pub(super) fn is_gpu(&self) -> bool {
         self.gpu.is_some()
     }

@@ -191,6 +191,7 @@ impl LayerRun<'_> {
             cache,
             inspections: Inspections::default(),
             adapters: Default::default(),
+            adapted: Default::default(),
         }
     }
 

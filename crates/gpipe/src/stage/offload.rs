@@ -16,7 +16,7 @@
 
 use std::time::{Duration, Instant};
 
-use gpipe_bridge::offload::SavedTensors;
+use gpipe_bridge::offload::{Block, SavedTensors};
 use gpipe_core::{Bytes, MicroBatch, Nanos};
 use tch::Tensor;
 
@@ -102,7 +102,7 @@ impl Store {
 fn hand_over(
     held: &mut SavedActivations,
     saved: &mut SavedTensors,
-) -> Result<Vec<Tensor>, LayerError> {
+) -> Result<Vec<Block>, LayerError> {
     for island in held.islands_mut() {
         island.keep_roots_only()?;
         island.inputs_and_pops().try_for_each(|leaf| saved.add_leaf(leaf))?;
@@ -149,10 +149,12 @@ impl ActiveStage<'_> {
         let Some(mut held) = self.step.held.remove(&micro_batch) else { return Ok(()) };
         let blocks = hand_over(&mut held, &mut saved).map_err(in_offload)?;
         drop(stays);
-        let bytes: u64 = blocks.iter().map(|block| block.numel() as u64).sum();
+        let bytes: u64 = blocks.iter().map(|block| block.len() as u64).sum();
         let blocks = self.timed(|stage| match stage.store {
             Store::File(spill) => Ok(Blocks::InFile(spill.store(blocks)?)),
-            _ => Ok(Blocks::OnHost(stage.device.copy_to_host(blocks)?)),
+            _ => Ok(Blocks::OnHost(
+                stage.device.copy_to_host(blocks.into_iter().map(Block::into_tensor).collect())?,
+            )),
         });
         held.away = Some(Away { saved, blocks: blocks.map_err(in_offload)? });
         self.step.moved.bytes += Bytes(bytes);
@@ -168,7 +170,9 @@ impl ActiveStage<'_> {
             return Ok(());
         };
         let blocks = self.timed(|stage| match (blocks, stage.store) {
-            (Blocks::InFile(stored), Store::File(spill)) => spill.load(stored),
+            (Blocks::InFile(stored), Store::File(spill)) => {
+                Ok(spill.load(stored)?.into_iter().map(Block::into_tensor).collect())
+            }
             (Blocks::OnHost(copies), _) => stage.device.copy_from_host(copies),
             (Blocks::InFile(_), _) => Err(LayerError::Value("its file is gone".into())),
         });

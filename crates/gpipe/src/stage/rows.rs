@@ -19,7 +19,6 @@
 //!
 //! Chunks do not depend on the cut, the schedule or re-materialization, so neither do sums.
 
-use gpipe_bridge::layout::settled;
 use gpipe_core::MicroBatch;
 use tch::Tensor;
 
@@ -62,6 +61,28 @@ impl ByRows {
             let targets = self.targets.iter().map(part).collect::<Result<_, LayerError>>()?;
             Ok((part(&self.x)?, targets))
         })
+    }
+
+    /// Writes the gradient of rows `start` and following into that of all, and returns how many
+    /// they are.
+    fn fill(
+        &self,
+        all: &mut Option<Tensor>,
+        start: i64,
+        rows: Option<Tensor>,
+    ) -> Result<i64, LayerError> {
+        let _no_grad = tch::no_grad_guard();
+        let Some(rows) = rows else { return Ok(0) };
+        let all = match all {
+            Some(all) => all,
+            None => {
+                let options = (rows.kind(), rows.device());
+                all.insert(Tensor::f_empty(self.x.size(), options)?)
+            }
+        };
+        let count = rows.size().first().copied().unwrap_or(0);
+        all.f_narrow(0, start, count)?.f_copy_(&rows)?;
+        Ok(count)
     }
 }
 
@@ -117,9 +138,10 @@ impl ActiveStage<'_> {
             let _no_grad = tch::no_grad_guard();
             let mut sums = Sums::default();
             let by_rows = self.by_rows(micro_batch, inputs)?;
+            let named = self.named_inputs(micro_batch)?;
             for chunk in by_rows.chunks() {
                 let (x, targets) = chunk.map_err(in_operation("rows of the loss"))?;
-                let (outputs, _) = self.last_layer(micro_batch, x, false)?;
+                let (outputs, _) = self.last_layer(micro_batch, x, &named, false)?;
                 let run = self.losses_of(micro_batch, &outputs, &targets, false)?;
                 sums.add(&run).map_err(in_operation("the losses"))?;
             }
@@ -143,11 +165,14 @@ impl ActiveStage<'_> {
         let position = self.config.named.len() - 1;
         let since = self.before_layer(position, micro_batch, work, [])?;
         let mut sums = Sums::default();
-        let mut grads = Vec::new();
+        // One tensor, which the chunks fill: the gradient is needed whole, but not twice.
+        let mut grad: Option<Tensor> = None;
+        let mut start = 0;
         let by_rows = self.by_rows(micro_batch, inputs)?;
+        let named = self.named_inputs(micro_batch)?;
         for chunk in by_rows.chunks() {
             let (x, targets) = chunk.map_err(in_operation("rows of the loss"))?;
-            let (outputs, island) = self.last_layer(micro_batch, x, true)?;
+            let (outputs, island) = self.last_layer(micro_batch, x, &named, true)?;
             let run = self.losses_of(micro_batch, &outputs, &targets, true)?;
             drop(outputs);
             sums.add(&run).map_err(in_operation("the losses"))?;
@@ -156,17 +181,16 @@ impl ActiveStage<'_> {
                 let accumulators = self.step.gradients.accumulators(position);
                 let back = island.backward(output_grads, Vec::new(), accumulators);
                 let (own, _) = back.map_err(|source| self.in_layer(position, source))?;
-                grads.extend(own.into_iter().next().flatten());
+                let own = own.into_iter().next().flatten();
+                start += by_rows
+                    .fill(&mut grad, start, own)
+                    .map_err(in_operation("the gradients of the rows"))?;
             }
         }
         self.record(micro_batch, sums)?;
-        let joined = || -> Result<Option<Tensor>, LayerError> {
-            let _no_grad = tch::no_grad_guard();
-            let (Some(x), false) = (inputs.first(), grads.is_empty()) else { return Ok(None) };
-            Ok(Some(settled(Tensor::f_cat(&grads, 0)?.f_reshape(x.size())?)?))
-        };
-        let grad = joined().map_err(in_operation("the gradients of the rows"))?;
-        drop(grads);
+        let shaped = |grad: Tensor| Ok(grad.f_view(inputs[0].size().as_slice())?);
+        let grad = grad.map(shaped).transpose();
+        let grad = grad.map_err(in_operation("the gradients of the rows"))?;
         self.after_layer(since, position, micro_batch, work, [grad.as_ref()])?;
         match work {
             ProfiledOp::BackwardInput { .. } => {
@@ -190,16 +214,16 @@ impl ActiveStage<'_> {
         of().map_err(in_operation("rows of the loss"))
     }
 
-    /// Runs the last layer on some rows.
+    /// Runs the last layer on some rows. `named` are the pipeline's inputs by name.
     fn last_layer(
         &self,
         micro_batch: MicroBatch,
         x: Tensor,
+        named: &[(String, Tensor)],
         graph: bool,
     ) -> StageResult<(Vec<Tensor>, Option<Island>)> {
         let position = self.config.named.len() - 1;
-        let named = self.named_inputs(micro_batch)?;
-        let run = self.layer_run(position, micro_batch, &named);
+        let run = self.layer_run(position, micro_batch, named);
         let ran = run.forward(vec![x], Vec::new(), None, graph)?;
         self.inspect(micro_batch, position, ran.inspections)?;
         Ok((ran.outputs, ran.island))

@@ -19,12 +19,14 @@ use std::{
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
-    time::Duration,
+    time::{Duration, Instant},
 };
 
-use gpipe_bridge::{memory, offload};
+use gpipe_bridge::{
+    memory,
+    offload::{self, Block},
+};
 use gpipe_core::Bytes;
-use tch::Tensor;
 
 use crate::error::LayerError;
 
@@ -34,7 +36,9 @@ const LEAVE_ALONE: Duration = Duration::from_secs(10);
 /// The file of one stage.
 pub(super) struct Spill {
     shared: Arc<Shared>,
-    jobs: Sender<Job>,
+    /// At most the last write and one read per stored micro-batch wait in it.
+    jobs: Option<Sender<Job>>,
+    thread: Option<thread::JoinHandle<()>>,
     /// The last write, until it is known to be done.
     writing: RefCell<Option<Pending<()>>>,
     /// How long the thread may take for one thing.
@@ -56,7 +60,7 @@ type Job = Box<dyn FnOnce(&Shared) + Send>;
 pub(super) struct Stored {
     place: Place,
     sizes: Vec<usize>,
-    reading: Option<Pending<Vec<Tensor>>>,
+    reading: Option<Pending<Vec<Block>>>,
 }
 
 /// What the thread was asked for.
@@ -70,8 +74,8 @@ impl<T> Pending<T> {
         match self.done.recv_timeout(patience) {
             Ok(done) => done,
             Err(RecvTimeoutError::Timeout) => Err(LayerError::Value(format!(
-                "{} has taken longer than {} s: use a faster folder for offload, or a longer \
-                deadline",
+                "{} took too long ({:.1} s): set a faster `offload_folder`, or a longer \
+                `timeout_s`",
                 self.what,
                 patience.as_secs_f64()
             ))),
@@ -104,19 +108,20 @@ impl Spill {
         let folder = name_of(folder);
         let file = file.map_err(|error| {
             LayerError::Value(format!(
-                "no file for offloaded activations in {folder}: {error}: choose another offload \
-                folder"
+                "no file for offloaded activations in {folder}: {error}: set another \
+                `offload_folder`"
             ))
         })?;
         let shared = Arc::new(Shared { file, folder, space: Mutex::default(), arena });
         let (jobs, asked) = channel::<Job>();
         let own = Arc::clone(&shared);
         let work = move || asked.into_iter().for_each(|job| job(&own));
-        thread::Builder::new()
+        let thread = thread::Builder::new()
             .name("gpipe offload".into())
             .spawn(work)
             .map_err(|error| LayerError::Value(format!("no thread for offload: {error}")))?;
-        Ok(Self { shared, jobs, writing: RefCell::default(), patience })
+        let (jobs, thread) = (Some(jobs), Some(thread));
+        Ok(Self { shared, jobs, thread, writing: RefCell::default(), patience })
     }
 
     /// Starts to write `blocks`, once the write before is done. Their memory is released when they
@@ -124,21 +129,18 @@ impl Spill {
     ///
     /// # Errors
     /// The write before failed: nothing of this one has begun.
-    pub(super) fn store(&self, blocks: Vec<Tensor>) -> Result<Stored, LayerError> {
+    pub(super) fn store(&self, blocks: Vec<Block>) -> Result<Stored, LayerError> {
         self.finish_write()?;
-        let sizes: Vec<usize> = blocks.iter().map(Tensor::numel).collect();
+        let sizes: Vec<usize> = blocks.iter().map(Block::len).collect();
         let place = Place::new(&self.shared, sizes.iter().map(|&size| size as u64).sum());
         let start = place.start;
         let write = move |shared: &Shared| {
             let mut at = start;
             for block in blocks {
-                let all = |bytes: &[u8]| {
-                    let done = shared.file.write_all_at(bytes, at);
-                    at += bytes.len() as u64;
-                    done
-                };
-                offload::with_bytes(&block, all)?
-                    .map_err(|error| shared.failed("writing", &error))?;
+                let bytes = block.bytes()?;
+                let written = shared.file.write_all_at(bytes, at);
+                written.map_err(|error| shared.failed("writing", &error))?;
+                at += bytes.len() as u64;
             }
             Ok(())
         };
@@ -161,7 +163,7 @@ impl Spill {
             let mut blocks = Vec::with_capacity(sizes.len());
             for size in sizes {
                 let fill = |bytes: &mut [u8]| shared.file.read_exact_at(bytes, at);
-                let (block, done) = offload::block(size, fill)?;
+                let (block, done) = offload::filled(size, fill)?;
                 done.map_err(|error| shared.failed("reading", &error))?;
                 at += size as u64;
                 blocks.push(block);
@@ -173,12 +175,14 @@ impl Spill {
     }
 
     /// Returns what is stored, and frees its place.
-    pub(super) fn load(&self, mut stored: Stored) -> Result<Vec<Tensor>, LayerError> {
+    pub(super) fn load(&self, mut stored: Stored) -> Result<Vec<Block>, LayerError> {
+        let since = Instant::now();
         self.read_ahead(&mut stored);
         // The write came first; if it failed, its error is the one to report.
         self.finish_write()?;
         match stored.reading {
-            Some(reading) => reading.wait(self.patience),
+            // One deadline for both: the stage's peers wait for their sum.
+            Some(reading) => reading.wait(self.patience.saturating_sub(since.elapsed())),
             None => Ok(Vec::new()),
         }
     }
@@ -190,12 +194,12 @@ impl Spill {
     }
 
     /// Forgets what an aborted step has begun, and waits until the thread has nothing to do. It
-    /// then neither holds nor allocates memory of the stage.
-    pub(super) fn forget(&self) {
+    /// then neither holds nor allocates memory of the stage. Returns false if the thread hangs in
+    /// the disk: then it is left alone.
+    pub(super) fn forget(&self) -> bool {
         self.writing.borrow_mut().take();
         let idle = self.ask("ending an aborted step".into(), |_| Ok(()));
-        // A thread that hangs in the disk is left alone.
-        let _ = idle.wait(self.patience.min(LEAVE_ALONE));
+        idle.wait(self.patience.min(LEAVE_ALONE)).is_ok()
     }
 
     fn ask<T: Send + 'static>(
@@ -206,14 +210,20 @@ impl Spill {
         let (tell, done) = channel();
         // Nobody may be left to tell: the step was aborted. If the thread has ended, the receiver
         // says so.
-        let _ = self.jobs.send(Box::new(move |shared| drop(tell.send(work(shared)))));
+        let job: Job = Box::new(move |shared| drop(tell.send(work(shared))));
+        let _ = self.jobs.as_ref().map(|jobs| jobs.send(job));
         Pending { done, what }
     }
 }
 
 impl Drop for Spill {
+    /// Ends the thread. When a pipeline is gone, so are its files.
     fn drop(&mut self) {
-        self.forget();
+        let idle = self.forget();
+        self.jobs = None;
+        if let Some(thread) = self.thread.take().filter(|_| idle) {
+            let _ = thread.join();
+        }
     }
 }
 
@@ -221,8 +231,8 @@ impl Shared {
     fn failed(&self, what: &str, error: &io::Error) -> LayerError {
         let folder = &self.folder;
         LayerError::Value(format!(
-            "{what} offloaded activations in {folder}: {error}: free space there, choose another \
-            offload folder, or another re-materialization"
+            "{what} offloaded activations in {folder}: {error}: free space there, set another \
+            `offload_folder`, or another re-materialization"
         ))
     }
 
@@ -314,14 +324,16 @@ impl Space {
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
-
     use super::*;
 
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    fn block(value: i64, size: i64) -> Tensor {
-        Tensor::full([size], value, (Kind::Uint8, Device::Cpu))
+    fn block(value: u8, size: usize) -> Block {
+        offload::filled(size, |bytes| bytes.fill(value)).unwrap().0
+    }
+
+    fn bytes(blocks: &[Block]) -> Vec<&[u8]> {
+        blocks.iter().map(|block| block.bytes().unwrap()).collect()
     }
 
     #[test]
@@ -351,14 +363,18 @@ mod tests {
     fn oracle_blocks_come_back_in_any_order_and_places_are_used_again() {
         let spill = Spill::new(None, 0, PATIENCE).unwrap();
         for round in 0..3 {
-            let blocks = |m: i64| vec![block(m + round, 1000 + m), block(100 + m, 0), block(7, 3)];
+            let blocks = |m: u8| {
+                vec![block(m + round, 1000 + usize::from(m)), block(100 + m, 0), block(7, 3)]
+            };
             let mut stored: Vec<_> = (0..4).map(|m| spill.store(blocks(m)).unwrap()).collect();
             spill.read_ahead(&mut stored[1]);
+            let mut written = vec![0, 1, 2, 3];
             for m in [2, 1, 0, 0] {
-                assert_eq!(spill.load(stored.remove(m)).unwrap().len(), 3);
+                let back = spill.load(stored.remove(m)).unwrap();
+                assert_eq!(bytes(&back), bytes(&blocks(written.remove(m))));
             }
             let last = spill.load(spill.store(blocks(9)).unwrap()).unwrap();
-            assert_eq!(last, blocks(9));
+            assert_eq!(bytes(&last), bytes(&blocks(9)));
             assert_eq!(*spill.shared.space(), Space::default());
         }
     }
@@ -368,7 +384,7 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let gone = folder.path().join("gone");
         let error = Spill::new(Some(&gone), 0, PATIENCE).err().unwrap().to_string();
-        assert!(error.contains("gone") && error.contains("another offload folder"), "{error}");
+        assert!(error.contains("gone") && error.contains("another `offload_folder`"), "{error}");
     }
 
     #[test]
@@ -377,7 +393,7 @@ mod tests {
         let spill = Spill::new(Some(folder.path()), 0, PATIENCE).unwrap();
         let stored = spill.store(vec![block(1, 4096)]).unwrap();
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
-        assert_eq!(spill.load(stored).unwrap(), [block(1, 4096)]);
+        assert_eq!(bytes(&spill.load(stored).unwrap()), [[1; 4096]]);
     }
 
     #[test]
@@ -393,10 +409,10 @@ mod tests {
     fn fault_a_thread_that_does_not_come_on() {
         let mut spill = Spill::new(None, 0, Duration::from_millis(1)).unwrap();
         let (jobs, asked) = channel::<Job>();
-        spill.jobs = jobs;
+        spill.jobs = Some(jobs);
         let stored = spill.store(vec![block(1, 16)]).unwrap();
         let error = spill.load(stored).unwrap_err().to_string();
-        assert!(error.contains("writing 16 B of activations has taken longer"), "{error}");
+        assert!(error.contains("writing 16 B of activations took too long"), "{error}");
         drop(asked);
         let error = spill.store(Vec::new()).and_then(|own| spill.load(own)).unwrap_err();
         assert!(error.to_string().contains("has ended"), "{error}");

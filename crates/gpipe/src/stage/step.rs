@@ -53,6 +53,8 @@ pub(super) struct StepState {
     pub(super) under_way: RefCell<UnderWay>,
     /// Values that are still to be read from a GPU.
     pub(super) unread: RefCell<Vec<Unread>>,
+    /// The action at work.
+    pub(super) action: Option<Action>,
     /// The action that an error belongs to, if it is not the one that found it.
     pub(super) failed: Cell<Option<Action>>,
     pub(super) loss_sums: Vec<(MicroBatch, Vec<f64>)>,
@@ -86,6 +88,7 @@ impl StepState {
             running: Vec::new(),
             under_way: RefCell::default(),
             unread: RefCell::default(),
+            action: None,
             failed: Cell::new(None),
             loss_sums: Vec::new(),
             metric_sums: Vec::new(),

@@ -1,7 +1,7 @@
 //! Values on a GPU that the stage reads once, at the end of the step: reading one earlier would
 //! make the thread wait for the GPU.
 
-use gpipe_core::{Action, MicroBatch, Op};
+use gpipe_core::{Action, MicroBatch};
 use tch::Tensor;
 
 use super::{StageResult, in_operation, step::ActiveStage};
@@ -13,6 +13,8 @@ use crate::{
 
 /// Values of a micro-batch, and what they are for.
 pub(super) struct Unread {
+    /// The action that computed them.
+    action: Option<Action>,
     micro_batch: MicroBatch,
     values: Values,
     of: Of,
@@ -37,7 +39,7 @@ impl ActiveStage<'_> {
         for Inspection { values, check } in inspections {
             if self.device.runs_ahead() {
                 let of = Of::Layer(position, check);
-                self.step.unread.borrow_mut().push(Unread { micro_batch, values, of });
+                self.leave_unread(micro_batch, values, of);
                 continue;
             }
             let read = Values::read(&[&values]).map_err(in_operation("reading values"))?;
@@ -66,11 +68,16 @@ impl ActiveStage<'_> {
             Values::new(&Tensor::f_cat(&flat.collect::<Result<Vec<_>, _>>()?, 0)?)
         };
         let values = values().map_err(in_operation("the losses"))?;
-        self.step.unread.borrow_mut().push(Unread { micro_batch, values, of: Of::Losses });
+        self.leave_unread(micro_batch, values, Of::Losses);
         match self.device.runs_ahead() {
             true => Ok(()),
             false => self.read_values(),
         }
+    }
+
+    fn leave_unread(&self, micro_batch: MicroBatch, values: Values, of: Of) {
+        let action = self.step.action;
+        self.step.unread.borrow_mut().push(Unread { action, micro_batch, values, of });
     }
 
     /// Reads everything in one copy, and checks it in order.
@@ -78,10 +85,9 @@ impl ActiveStage<'_> {
         let all = self.step.unread.take();
         let values: Vec<&Values> = all.iter().map(|own| &own.values).collect();
         let read = Values::read(&values).map_err(in_operation("reading values"))?;
-        for (Unread { micro_batch, of, .. }, values) in all.into_iter().zip(read) {
+        for (Unread { action, micro_batch, of, .. }, values) in all.into_iter().zip(read) {
             self.check_values(micro_batch, of, &values).inspect_err(|_| {
-                let action = Action { stage: self.config.stage, op: Op::Forward(micro_batch) };
-                self.step.failed.set(self.device.runs_ahead().then_some(action));
+                self.step.failed.set(action.filter(|_| self.device.runs_ahead()));
             })?;
         }
         Ok(())
