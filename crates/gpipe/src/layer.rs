@@ -30,7 +30,7 @@
 //! }
 //! ```
 
-use std::sync::Arc;
+use std::{cell::RefCell, sync::Arc};
 
 use gpipe_bridge::{
     convolution::{Geometry, convolution},
@@ -106,9 +106,10 @@ pub trait Layer: Send + Sync + 'static {
     }
 
     /// The numbers of the weights to which low-rank adapters can be added
-    /// ([`Sequence::with_lora`](crate::Sequence::with_lora)): the forward passes each of them to
-    /// [`Forward::linear`] as [`Forward::parameter`] returns it, and [`Layer::record`] to
-    /// [`Tape::linear`]. Their names end with `weight`.
+    /// ([`Sequence::with_lora`](crate::Sequence::with_lora)): every forward of training passes each
+    /// of them to [`Forward::linear`] as [`Forward::parameter`] returns it, and [`Layer::record`]
+    /// to [`Tape::linear`]. Their shapes are `[outputs, inputs]`; their names end with `weight`. A
+    /// forward that misses one fails.
     fn adaptable(&self) -> Vec<usize> {
         Vec::new()
     }
@@ -214,6 +215,8 @@ pub struct Forward<'a> {
     pub(crate) inspections: Inspections,
     /// Adapters of the layer's weights.
     pub(crate) adapters: Arc<[Adapter]>,
+    /// The numbers of the adapters that were applied.
+    pub(crate) adapted: RefCell<Vec<u64>>,
 }
 
 impl Forward<'_> {
@@ -250,6 +253,7 @@ impl Forward<'_> {
             self.parameters.get(own.weight).is_some_and(|own| std::ptr::eq(own, weight))
         };
         let Some(adapter) = self.adapters.iter().find(is_own) else { return Ok(y) };
+        self.adapted.borrow_mut().push(adapter.number);
         let added = adapter.apply(x, self.parameters, &self.random, self.training, self.kernels)?;
         Ok(y.f_add(&added)?)
     }

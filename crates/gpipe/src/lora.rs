@@ -47,8 +47,8 @@ impl Sequence {
     /// +-1/sqrt(inputs), and `NAME.lora_B.weight` [outputs, rank], 0, beside `NAME.weight`.
     ///
     /// # Errors
-    /// A setting is out of range; a pattern matches no linear map of a layer that takes adapters
-    /// ([`Layer::adaptable`]).
+    /// A setting is out of range; the rank is larger than a linear layer; a pattern matches no
+    /// linear layer that can be adapted ([`Layer::adaptable`]).
     pub fn with_lora(mut self, lora: &Lora) -> Result<Self, Error> {
         check(lora)?;
         let mut unmatched = vec![true; lora.targets.len()];
@@ -79,6 +79,14 @@ impl Sequence {
                 known.push(name.to_owned());
                 if !is_target {
                     continue;
+                }
+                if lora.rank > inputs.min(outputs) {
+                    return Err(Error::Setting(format!(
+                        "adapters: rank {} is larger than the map {name} [{outputs}, {inputs}]: \
+                        use at most {}",
+                        lora.rank,
+                        inputs.min(outputs)
+                    )));
                 }
                 let number = adapters.len() as u64;
                 let (first, scale) = (layer.parameters.len(), lora.alpha / lora.rank as f64);
@@ -153,7 +161,18 @@ impl Layer for Adapted {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         ctx.adapters = Arc::clone(&self.adapters);
-        self.inner.forward(ctx, inputs)
+        let outputs = self.inner.forward(ctx, inputs)?;
+        // A layer that decodes may keep what an earlier step computed.
+        let missed = self.adapters.iter().find(|own| !ctx.adapted.borrow().contains(&own.number));
+        match missed.filter(|_| ctx.training) {
+            None => Ok(outputs),
+            Some(own) => Err(LayerError::Value(format!(
+                "the adapter of its parameter '{}' was not applied: pass the parameter to \
+                `Forward::linear` as `Forward::parameter` returns it, or leave it out of \
+                `Layer::adaptable`",
+                self.parameters.get(own.weight).map_or("", |own| own.name.as_str()),
+            ))),
+        }
     }
 
     fn failed(&self, error: &LayerError) {

@@ -10,14 +10,13 @@ use tch::{Kind, Tensor};
 
 use crate::{
     common::{Run, assert_same_bits},
-    llama::{experts, model, tokens},
+    llama::{LENGTH, after_two_steps, experts, model, tokens},
 };
 
-const LENGTH: i64 = 9;
 /// Documents of five, three and one positions; of nine; of two and four, and three that are empty.
 const ROWS: [[i64; 9]; 3] = [[0, 0, 0, 0, 0, 5, 5, 5, 8], [0; 9], [0, 0, 2, 2, 2, 2, -1, -1, -1]];
 
-fn documents(samples: i64) -> Tensor {
+pub fn documents(samples: i64) -> Tensor {
     let rows = (0..samples as usize).flat_map(|row| ROWS[row % ROWS.len()]);
     Tensor::from_slice(&rows.collect::<Vec<i64>>()).reshape([samples, LENGTH])
 }
@@ -30,7 +29,7 @@ fn ranges(row: usize) -> Vec<(i64, i64)> {
     starts.iter().map(|start| (*start, length(start))).collect()
 }
 
-fn spec(samples: i64) -> TensorSpec {
+pub fn spec(samples: i64) -> TensorSpec {
     TensorSpec::new([samples, LENGTH], Kind::Int64)
 }
 
@@ -104,16 +103,11 @@ fn transparency_of_documents() {
         let trained = |run: &Run| {
             let builder = run.builder_of(model.build().unwrap(), vec![spec(2)], 3);
             let builder = builder.named_input(DOCUMENTS, spec(2));
-            let mut pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
-            let mut all = Vec::new();
-            for step in 0..2 {
+            let pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
+            after_two_steps(pipeline, |step| {
                 let inputs = Tensors::new(tokens(7, LENGTH, step)).named(DOCUMENTS, documents(7));
-                pipeline.train_step(inputs, tokens(7, LENGTH, step + 5)).unwrap();
-                let gradients = pipeline.gradients().unwrap().into_iter();
-                all.extend(gradients.map(|(name, own)| (format!("{step} {name}"), own)));
-            }
-            all.extend(pipeline.parameters().unwrap());
-            all
+                (inputs, tokens(7, LENGTH, step + 5))
+            })
         };
         let expected = trained(&Run::plain());
         for run in Run::all(layers).into_iter().step_by(5) {

@@ -3,7 +3,7 @@
 //! `scripts/llama_parity.py` compares it with transformers.
 
 use gpipe::{
-    Adam, BalancedExperts, CrossEntropy, Pipeline, TensorSpec,
+    Adam, BalancedExperts, CrossEntropy, IntoTensors, Pipeline, TensorSpec, Tensors,
     decode::GroupStep,
     layers::{ExpertNames, Rotary, RotaryScaling},
 };
@@ -21,7 +21,7 @@ use tch::{Kind, Tensor};
 
 use crate::common::{Run, assert_same_bits};
 
-const LENGTH: i64 = 9;
+pub const LENGTH: i64 = 9;
 
 /// With everything: grouped queries, norms of heads, biases, a window in one block, a tied table.
 pub fn model() -> Llama {
@@ -66,7 +66,7 @@ pub fn tokens(samples: i64, length: i64, seed: i64) -> Tensor {
     (position * 7 + seed * 13).remainder(31).reshape([samples, length])
 }
 
-fn inputs() -> Vec<TensorSpec> {
+pub fn inputs() -> Vec<TensorSpec> {
     vec![TensorSpec::new([2, LENGTH], Kind::Int64)]
 }
 
@@ -79,10 +79,22 @@ fn trained(run: &Run, model: &Llama, kind: Kind) -> Vec<(String, Tensor)> {
         }
         _ => builder,
     };
-    let mut pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
+    let pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
+    after_two_steps(pipeline, |step| {
+        (tokens(7, LENGTH, step).into_tensors(), tokens(7, LENGTH, step + 5))
+    })
+}
+
+/// Losses, gradients and parameters of two steps of training.
+pub fn after_two_steps(
+    mut pipeline: Pipeline,
+    batch: impl Fn(i64) -> (Tensors, Tensor),
+) -> Vec<(String, Tensor)> {
     let mut all = Vec::new();
     for step in 0..2 {
-        pipeline.train_step(tokens(7, LENGTH, step), tokens(7, LENGTH, step + 5)).unwrap();
+        let (inputs, targets) = batch(step);
+        let report = pipeline.train_step(inputs, targets).unwrap();
+        all.push((format!("{step} loss"), Tensor::from(report.loss)));
         let gradients = pipeline.gradients().unwrap().into_iter();
         all.extend(gradients.map(|(name, own)| (format!("{step} {name}"), own)));
     }

@@ -3,30 +3,26 @@
 //! fit.
 
 use gpipe::{
-    Adam, CrossEntropy, LORA_A, LORA_B, Lora, Pipeline, Sequence, Sgd, TensorSpec,
-    layers::{Linear, RmsNorm},
+    Adam, CrossEntropy, Forward, Infer, IntoTensors, LORA_A, LORA_B, Layer, LayerError, Lora,
+    Moments, ParameterSpec, Pipeline, Sequence, Sgd, TensorSpec, Tensors,
+    layers::{DOCUMENTS, Linear, RmsNorm},
 };
 use gpipe_models::{Llama, Transformer};
-use tch::{Kind, Tensor};
+use tch::{Device, Kind, Tensor};
 
 use crate::{
     common::{Run, assert_same_bits},
-    llama::{experts, model, tokens},
+    documents::{documents, spec},
+    llama::{LENGTH, after_two_steps, experts, inputs, model, tokens},
 };
-
-const LENGTH: i64 = 9;
 
 fn lora(targets: &[&str]) -> Lora {
     let targets = targets.iter().map(|own| (*own).to_owned()).collect();
     Lora { rank: 3, alpha: 5.0, dropout: 0.0, targets }
 }
 
-fn inputs() -> Vec<TensorSpec> {
-    vec![TensorSpec::new([2, LENGTH], Kind::Int64)]
-}
-
 /// A decoder of another family, whose blocks are whole.
-fn transformer() -> Transformer {
+pub fn transformer(dropout: f64) -> Transformer {
     Transformer {
         vocabulary: 31,
         positions: LENGTH,
@@ -34,7 +30,7 @@ fn transformer() -> Transformer {
         heads: 2,
         hidden: 20,
         blocks: 2,
-        dropout: 0.0,
+        dropout,
         attention_dropout: 0.0,
         tied: true,
         split_blocks: false,
@@ -65,7 +61,7 @@ fn merged(all: &[(String, Tensor)], scale: f64) -> (Vec<(String, Tensor)>, Vec<S
 #[test]
 fn oracle_adapters_are_a_change_of_their_weights() {
     let llama = || model().build().unwrap();
-    let own = || transformer().build().unwrap();
+    let own = || transformer(0.0).build().unwrap();
     let mixed = || experts(0.0).build().unwrap();
     let some = ["q_proj", "model.layers.1.*_proj"];
     let models: [&dyn Fn() -> Sequence; 4] = [&llama, &llama, &own, &mixed];
@@ -127,20 +123,37 @@ fn transparency_of_adapters() {
         let trained = |run: &Run| {
             let sequence = model.build().unwrap().with_lora(&lora).unwrap();
             let builder = run.builder_of(sequence, inputs(), 3);
-            let mut pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
-            let mut all = Vec::new();
-            for step in 0..2 {
-                pipeline.train_step(tokens(7, LENGTH, step), tokens(7, LENGTH, step + 5)).unwrap();
-                let gradients = pipeline.gradients().unwrap().into_iter();
-                all.extend(gradients.map(|(name, own)| (format!("{step} {name}"), own)));
-            }
-            all.extend(pipeline.parameters().unwrap());
-            all
+            let pipeline = builder.kind(kind).clip_norm(1.0).build().unwrap();
+            after_two_steps(pipeline, |step| {
+                (tokens(7, LENGTH, step).into_tensors(), tokens(7, LENGTH, step + 5))
+            })
         };
         let expected = trained(&Run::plain());
         for run in Run::all(layers).into_iter().step_by(3) {
             assert_same_bits(&trained(&run), &expected, &format!("{run:?} {kind:?}"));
         }
+    }
+}
+
+/// Everything that fine-tuning in little memory combines: adapters with dropout on a frozen network
+/// in bfloat16, several documents in a row, the loss on some rows at a time, moments in bfloat16.
+#[test]
+fn transparency_of_a_fine_tuning() {
+    let lora = Lora { dropout: 0.25, ..lora(&["*"]) };
+    let layers = model().build().unwrap().len();
+    let trained = |run: &Run| {
+        let sequence = model().build().unwrap().with_lora(&lora).unwrap();
+        let builder = run.builder_of(sequence, vec![spec(2)], 3).named_input(DOCUMENTS, spec(2));
+        let rule = Adam { moments: Moments::BFloat16, ..Adam::default() };
+        let builder = builder.kind(Kind::BFloat16).loss_rows(5).optimizer(rule).clip_norm(1.0);
+        after_two_steps(builder.build().unwrap(), |step| {
+            let inputs = Tensors::new(tokens(7, LENGTH, step)).named(DOCUMENTS, documents(7));
+            (inputs, tokens(7, LENGTH, step + 5))
+        })
+    };
+    let expected = trained(&Run::plain());
+    for run in Run::all(layers).into_iter().step_by(3) {
+        assert_same_bits(&trained(&run), &expected, &format!("{run:?}"));
     }
 }
 
@@ -188,6 +201,65 @@ fn oracle_adapters_start_anew_beside_given_parameters() {
     assert!(given.predict(&batch).unwrap()[0] == own.predict(&batch).unwrap()[0]);
 }
 
+/// A linear layer that says it can be adapted, and passes a copy of its weight.
+struct Copies(Linear);
+
+impl Layer for Copies {
+    fn kind(&self) -> &'static str {
+        "Copies"
+    }
+
+    fn parameters(&self) -> Vec<ParameterSpec> {
+        self.0.parameters()
+    }
+
+    fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        self.0.infer(ctx, inputs)
+    }
+
+    fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        let weight = ctx.parameter(0)?.shallow_clone();
+        Ok(vec![ctx.linear(&inputs[0], &weight, Some(ctx.parameter(1)?))?])
+    }
+
+    fn adaptable(&self) -> Vec<usize> {
+        vec![0]
+    }
+}
+
+#[test]
+fn fault_an_adapter_that_a_layer_does_not_apply_is_an_error() {
+    let layers = Sequence::new().push("own", Copies(Linear::new(3, 4)));
+    let layers = layers.with_lora(&lora(&["own"])).unwrap();
+    let builder = Pipeline::builder(layers, TensorSpec::new([2, 3], Kind::Float));
+    let builder = builder.loss(CrossEntropy::default()).optimizer(Adam::default());
+    let mut pipeline = builder.build().unwrap();
+    let (x, targets) =
+        (Tensor::ones([2, 3], (Kind::Float, Device::Cpu)), Tensor::from_slice(&[0_i64, 1]));
+    let error = pipeline.train_step(&x, &targets).unwrap_err().to_string();
+    for part in ["'own'", "the adapter of its parameter 'weight'", "Forward::linear"] {
+        assert!(error.contains(part), "{error}");
+    }
+}
+
+/// The weights of the model are kept in bfloat16 alone, where a small update would be lost.
+#[test]
+fn fault_a_weight_in_bfloat16_alone_cannot_be_trained() {
+    let thawed = |kind: Kind| {
+        let layers = model().build().unwrap().with_lora(&lora(&["q_proj"])).unwrap();
+        let builder = Pipeline::builder(layers, inputs()).kind(kind);
+        let builder = builder.loss(CrossEntropy::default()).optimizer(Adam::default());
+        let mut pipeline = builder.build().unwrap();
+        let thawed = pipeline.unfreeze(["*.bias"]);
+        pipeline.train_step(tokens(4, LENGTH, 1), tokens(4, LENGTH, 2)).unwrap();
+        thawed
+    };
+    let error = thawed(Kind::BFloat16).unwrap_err().to_string();
+    assert!(error.contains("bias cannot be trained"), "{error}");
+    assert!(error.contains("compute in float32"), "{error}");
+    thawed(Kind::Float).unwrap();
+}
+
 #[test]
 fn fault_adapters_that_do_not_fit_are_refused() {
     let refused = |lora: Lora, part: &str| {
@@ -198,6 +270,7 @@ fn fault_adapters_that_do_not_fit_are_refused() {
     refused(lora(&["q_proj", "lm_head"]), "'lm_head'");
     refused(lora(&[]), "no targets");
     refused(Lora { rank: 0, ..lora(&["*"]) }, "rank 0");
+    refused(Lora { rank: 13, ..lora(&["*"]) }, "use at most 12");
     refused(Lora { alpha: f64::NAN, ..lora(&["*"]) }, "alpha NaN");
     refused(Lora { dropout: 1.0, ..lora(&["*"]) }, "dropout 1");
     let table = Sequence::new().layer(RmsNorm { features: 3, eps: 1e-6 });

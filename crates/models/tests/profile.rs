@@ -143,7 +143,7 @@ fn property_passes_measure_everything_in_turn() {
     );
     let found = found.unwrap();
     assert_eq!(found.steps, 2);
-    assert_eq!(told.pop().unwrap(), "the speed of offload");
+    assert_eq!(told.remove(0), "the speed of offload");
     let (first, second) = told.split_at(told.len() / 2);
     let plain = |all: &[String], pass: &str| -> Vec<String> {
         all.iter().map(|what| what.strip_prefix(pass).unwrap().to_owned()).collect()

@@ -3,40 +3,26 @@
 //! computed so.
 
 use gpipe::{
-    Accuracy, Adam, CrossEntropy, MeanSquaredError, Pipeline, PipelineBuilder, Sequence, Sgd,
-    TensorSpec, TopK, layers::Linear,
+    Accuracy, Adam, CrossEntropy, IntoTensors, MeanSquaredError, Pipeline, PipelineBuilder,
+    Sequence, Sgd, TensorSpec, TopK,
+    estimate::Rate,
+    layers::{Head, Linear, TokenTable},
 };
-use gpipe_models::{Llama, Transformer};
+use gpipe_models::Llama;
 use tch::{Kind, Tensor};
 
 use crate::{
     common::{Run, assert_same_bits},
-    llama::{model, tokens},
+    llama::{LENGTH, after_two_steps, inputs, model, tokens},
+    lora::transformer,
 };
 
-const LENGTH: i64 = 9;
-
-fn inputs() -> Vec<TensorSpec> {
-    vec![TensorSpec::new([2, LENGTH], Kind::Int64)]
-}
-
-/// Logits that are clipped, behind a norm.
-fn transformer() -> Sequence {
-    Transformer {
-        vocabulary: 31,
-        positions: LENGTH,
-        features: 12,
-        heads: 2,
-        hidden: 20,
-        blocks: 2,
-        dropout: 0.1,
-        attention_dropout: 0.0,
-        tied: true,
-        split_blocks: false,
-        gelu: Default::default(),
-    }
-    .build()
-    .unwrap()
+/// A table and a head whose logits are clipped.
+fn clipped() -> Sequence {
+    let (vocabulary, features, tie) = (31, 6, None);
+    let table = TokenTable { vocabulary, features, std: 1.0, tie: tie.clone() };
+    let head = Head { features, vocabulary, std: 1.0, logit_clip: 1.5, tie };
+    Sequence::new().push("table", table).push("head", head)
 }
 
 fn targets(samples: i64, seed: i64) -> Tensor {
@@ -67,7 +53,9 @@ fn measured(builder: PipelineBuilder, rows: Option<usize>) -> (Vec<f64>, Vec<(St
 #[test]
 fn oracle_some_rows_at_a_time_are_as_all() {
     let untied = || Llama { tied: false, ..model() }.build().unwrap();
-    let models: [&dyn Fn() -> Sequence; 3] = [&|| model().build().unwrap(), &untied, &transformer];
+    let tied = || model().build().unwrap();
+    let whole = || transformer(0.0).build().unwrap();
+    let models: [&dyn Fn() -> Sequence; 4] = [&tied, &untied, &whole, &clipped];
     for (number, model) in models.into_iter().enumerate() {
         for (rows, micro_batches) in [(1, 1), (5, 1), (9, 3), (13, 2), (1000, 3)] {
             let label_smoothing = if rows == 5 { 0.1 } else { 0.0 };
@@ -99,24 +87,22 @@ fn oracle_some_rows_at_a_time_are_as_all() {
 #[test]
 fn transparency_of_rows() {
     let llama = || model().build().unwrap();
+    let other = || transformer(0.1).build().unwrap();
     let models: [(&dyn Fn() -> Sequence, Kind); 3] =
-        [(&llama, Kind::Float), (&llama, Kind::BFloat16), (&transformer, Kind::Float)];
+        [(&llama, Kind::Float), (&llama, Kind::BFloat16), (&other, Kind::Float)];
     for (model, kind) in models {
         let trained = |run: &Run| {
             let builder = run.builder_of(model(), inputs(), 3).kind(kind).loss_rows(5);
             let builder = builder.optimizer(Adam::default()).clip_norm(1.0);
             let mut pipeline = builder.metric(Accuracy::default()).build().unwrap();
-            let mut all = Vec::new();
-            for step in 0..2 {
-                let report = pipeline.train_step(tokens(7, LENGTH, step), targets(7, step + 5));
-                all.push((format!("{step} loss"), Tensor::from(report.unwrap().loss)));
-                let gradients = pipeline.gradients().unwrap().into_iter();
-                all.extend(gradients.map(|(name, own)| (format!("{step} {name}"), own)));
-            }
             let evaluation = pipeline.evaluate(tokens(5, LENGTH, 9), targets(5, 8)).unwrap();
-            all.push(("evaluation".into(), Tensor::from(evaluation.loss)));
-            all.push(("accuracy".into(), Tensor::from(evaluation.metrics[0].sum)));
-            all.extend(pipeline.parameters().unwrap());
+            let mut all = vec![
+                ("evaluation".to_owned(), Tensor::from(evaluation.loss)),
+                ("accuracy".to_owned(), Tensor::from(evaluation.metrics[0].sum)),
+            ];
+            all.extend(after_two_steps(pipeline, |step| {
+                (tokens(7, LENGTH, step).into_tensors(), targets(7, step + 5))
+            }));
             all
         };
         let expected = trained(&Run::plain());
@@ -157,6 +143,9 @@ fn fault_what_cannot_be_computed_by_rows_is_refused() {
     };
     let builder = || Pipeline::builder(linear(), TensorSpec::new([4, 3], Kind::Float)).loss_rows(2);
     refused(builder().loss(MeanSquaredError), "the loss 'loss'");
+    let mut estimated = builder().loss(MeanSquaredError).optimizer(Sgd::new(0.1));
+    let error = estimated.estimate(&[1], &Rate::default()).err().unwrap().to_string();
+    assert!(error.contains("the loss 'loss'"), "{error}");
     refused(builder().loss(CrossEntropy::default()).loss_rows(0), "loss_rows is 0");
     let images = gpipe_models::ResNet { blocks: [1; 4], width: 4, channels: 3, classes: 5 };
     let spec = TensorSpec::new([2, 3, 32, 32], Kind::Float);

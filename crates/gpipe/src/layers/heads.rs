@@ -185,6 +185,7 @@ mod tests {
             cache: None,
             inspections: Default::default(),
             adapters: Default::default(),
+            adapted: Default::default(),
         }
     }
 

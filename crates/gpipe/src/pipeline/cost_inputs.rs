@@ -40,6 +40,7 @@ impl PipelineBuilder {
         let precision = self.check_settings()?;
         self.inputs = precision.fed(&self.inputs);
         self.apply_groups()?;
+        self.check_rows(&self.sequence.infer(&self.inputs, self.kind)?.specs)?;
         Ok(CostInputs {
             sequence: &self.sequence,
             inputs: &self.inputs,

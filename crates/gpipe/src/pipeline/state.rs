@@ -86,8 +86,9 @@ impl Pipeline {
             let places = std::mem::take(&mut places[stage]);
             move |stage| stage.share_state(&places)
         })?;
-        shared.into_iter().try_for_each(|own| own.map_err(Error::from))?;
-        self.meet_shards()
+        // Before an error is returned: the others must not wait for this replica.
+        self.meet_shards()?;
+        shared.into_iter().try_for_each(|own| own.map_err(Error::from))
     }
 
     fn is_sharded(&self) -> bool {

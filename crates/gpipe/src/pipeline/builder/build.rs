@@ -20,6 +20,7 @@ use gpipe_runtime::{Peers, Settings, WorkerPool, pool::BuildDevice};
 
 use super::PipelineBuilder;
 use crate::{
+    LoraRole,
     device::Device,
     error::{Error, Result},
     loss::Losses,
@@ -334,6 +335,7 @@ impl PipelineBuilder {
             }
         }
         let mut found = found.into_iter().zip(names);
+        let is_reduced = Precision::of(self.kind).is_some_and(Precision::is_reduced);
         let mut all = Grouped { settings: Vec::new(), names: Vec::new() };
         for layer in &mut self.sequence.layers {
             let (mut settings, mut names) = (Vec::new(), Vec::new());
@@ -343,6 +345,13 @@ impl PipelineBuilder {
                 let told = self.frozen.iter().rfind(|(pattern, _)| name_matches(pattern, &name));
                 if let (Some((_, frozen)), false) = (told, parameter.buffer) {
                     parameter.trainable = !frozen;
+                }
+                if parameter.trainable && parameter.lora == LoraRole::Base && is_reduced {
+                    return Err(Error::Setting(format!(
+                        "{name} cannot be trained: with adapters, the weights of the model are \
+                        kept in {:?} alone: leave it frozen, or compute in float32",
+                        self.kind
+                    )));
                 }
                 let own = group.map_or_else(ParameterSettings::default, |group| group.settings);
                 settings.push(own);
