@@ -68,7 +68,7 @@ pub struct Again {
 /// activations and, unless that exceeds a memory cap, with all keeping them. The first schedule is
 /// also measured with selective re-materialization.
 ///
-/// At the end, the speed of offload is measured in the builder's folder.
+/// First of all, the speed of offload is measured in the builder's folder.
 ///
 /// `tell` is called with a description of each measurement. A measurement that varies too much is
 /// repeated a few times at most; [`ModelCosts::spread`] then holds the remaining spread. `decide`
@@ -109,6 +109,9 @@ pub fn profile(
             cuts.push(cut);
         }
     }
+    // First, because the folder may be one that cannot be used.
+    tell("the speed of offload");
+    let offload = builder.offload_speed()?;
     let mut ran = Ran::of(settings, schedules, &cuts, (build, &mut tell, &mut decide))?;
     let again = ran.again;
     let (stages, copied) = (ran.stages, ran.copied);
@@ -146,8 +149,7 @@ pub fn profile(
         }
     }
     costs.transport = messages.transport(copied);
-    tell("the speed of offload");
-    costs.offload = builder.offload_speed()?;
+    costs.offload = offload;
     let steps = settings.steps * settings.passes.max(1);
     Ok(Profile { format: FORMAT, subject, stages, steps, costs, spread, again })
 }

@@ -60,6 +60,9 @@ pub(crate) fn round_to_bfloat16(
     // carries into the upper half with a probability equal to the lower half's share of a step. The
     // lower half is then cut off. The largest bfloat16 has a lower half of zeros, so it stays.
     let _ = values.f_clamp_(-MOST, MOST)?;
+    // Of all NaNs the one whose lower half is 0: adding to another may carry into its sign.
+    let nan = values.f_isnan()?;
+    let _ = values.f_masked_fill_(&nan, f64::NAN)?;
     let mut bits = values.f_view_dtype(Kind::Int)?;
     let _ = bits.f_add_(&draws)?.f_add_scalar_(0x8000)?; // the draws are signed
     let halves = bits.f_view_dtype(Kind::Int16)?.f_reshape([count, 2])?;
@@ -145,8 +148,11 @@ mod tests {
                 assert!(found[1].is_finite() && found[1].is_sign_negative(), "{value}: {found:?}");
             }
         }
-        let nan = rounded(&values(&[f32::NAN]), KEY, 0);
-        assert!(nan.double_value(&[0]).is_nan());
+        let nans = [f32::NAN, -f32::NAN, f32::from_bits(u32::MAX), f32::from_bits(0x7f80_0001)];
+        for update in 0..20 {
+            let nan = rounded(&values(&nans), RoundingKey { update, ..KEY }, 0);
+            assert!(bool::try_from(nan.isnan().all()).unwrap(), "{nan:?}");
+        }
     }
 
     #[test]
