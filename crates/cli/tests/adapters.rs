@@ -59,6 +59,9 @@ fn transparency_of_a_training_of_adapters() {
         "three",
     ]));
     assert!(folder.weights("two") == folder.weights("three"));
+    let launched = tune(&["--stages", "2", "--out", "launched"]);
+    folder.succeeds(&[&["launch", "--processes", "2", "--"], &launched[..]].concat());
+    assert!(folder.weights("two") == folder.weights("launched"));
     folder.succeeds(&tune(&["--checkpoint-every", "3", "--out", "whole"]));
     let middle = "whole/checkpoints/step-00000003";
     folder.succeeds(&["train", "--resume", middle, "--stages", "2", "--out", "rest"]);

@@ -59,6 +59,11 @@ impl Config {
             let found = data.files.iter().map(|path| path.display().to_string());
             return refuse("data.files", found.collect::<Vec<_>>().join(", "), reason);
         }
+        let wrong = data.sources.iter().find(|own| !(own.weight > 0.0 && own.weight.is_finite()));
+        if let Some(own) = wrong {
+            let value = format!("{} of {}", own.weight, own.path.display());
+            return refuse("data.sources.weight", value, "use a number above 0");
+        }
         let share = data.validation_share;
         if data.validation.is_empty() && !(share > 0.0 && share < 1.0) {
             let reason = "use a number between 0 and 1, or name files in data.validation";

@@ -1,5 +1,7 @@
 //! Mini-batches of rows.
 
+use std::sync::Arc;
+
 use super::{rows::Rows, samples::Samples};
 use crate::{
     Batch, Error, IGNORE, Result,
@@ -38,7 +40,7 @@ pub struct PackedBatch {
 /// weights.
 #[derive(Debug, Clone)]
 pub struct RowBatches {
-    sources: Vec<Source>,
+    sources: Vec<Arc<Source>>,
     sequence: usize,
     /// The order of samples of all sources together: where a step begins.
     order: Order,
@@ -58,7 +60,7 @@ impl RowBatches {
     /// There is no row, a weight is not positive or below a thousandth of their sum, or the shape
     /// is empty or too large.
     pub fn new(
-        sources: Vec<(Source, f64)>,
+        sources: Vec<(Arc<Source>, f64)>,
         sequence: usize,
         mini_batch: usize,
         seed: u64,
@@ -91,8 +93,8 @@ impl RowBatches {
             (own, earlier)
         });
         let cycle = cycle.collect();
-        let sources: Vec<Source> = sources.into_iter().map(|(source, _)| source).collect();
-        let own_order = |(number, source): (usize, &Source)| {
+        let sources: Vec<Arc<Source>> = sources.into_iter().map(|(source, _)| source).collect();
+        let own_order = |(number, source): (usize, &Arc<Source>)| {
             Order::new(source.rows.len() as u64, 1, crate::hash::mix(seed ^ number as u64))
         };
         let orders = sources.iter().enumerate().map(own_order).collect();
@@ -192,10 +194,10 @@ mod tests {
     use super::*;
     use crate::jsonl::samples::tests::samples;
 
-    fn source(lengths: &[usize], sequence: usize, packed: bool) -> Source {
+    fn source(lengths: &[usize], sequence: usize, packed: bool) -> Arc<Source> {
         let samples = samples(lengths);
         let rows = Rows::new(&samples, sequence, packed);
-        Source { samples, rows }
+        Arc::new(Source { samples, rows })
     }
 
     #[test]

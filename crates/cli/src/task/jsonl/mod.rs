@@ -5,7 +5,7 @@
 
 mod reader;
 
-use std::{fmt::Write, ops::Range, path::PathBuf};
+use std::{fmt::Write, ops::Range, path::PathBuf, sync::Arc};
 
 use gpipe::{IntoTensors, Padding, PipelineBuilder, TensorSpec, layers::DOCUMENTS};
 use gpipe_checkpoint::manifest::sha256;
@@ -32,7 +32,7 @@ const TEXT_BYTES_MAX: u64 = 4 * TRAINING_BYTES_MAX;
 pub(crate) struct Jsonl {
     vocabulary: Vocabulary,
     /// The sources to learn from, with their weights.
-    train: Vec<(Source, f64)>,
+    train: Vec<(Arc<Source>, f64)>,
     validation: Source,
     summary: String,
     fingerprint: String,
@@ -72,8 +72,10 @@ impl Jsonl {
             let rows = Rows::new(&samples, data.sequence, packing != PackingChoice::None);
             Source { samples, rows }
         };
-        let train: Vec<(Source, f64)> =
-            train.into_iter().map(|(samples, weight)| (placed(samples), weight)).collect();
+        let train: Vec<(Arc<Source>, f64)> = train
+            .into_iter()
+            .map(|(samples, weight)| (Arc::new(placed(samples)), weight))
+            .collect();
         let validation = placed(held_out);
         check(&sources, &train, &validation)?;
         let mut summary = String::new();
@@ -329,7 +331,7 @@ fn counted(count: usize, what: &str) -> String {
 /// Fails if there is nothing to learn from or to validate on.
 fn check(
     sources: &[(Vec<PathBuf>, f64)],
-    train: &[(Source, f64)],
+    train: &[(Arc<Source>, f64)],
     validation: &Source,
 ) -> Result<(), CliError> {
     let usage = |reason: String| Err(CliError::Usage(reason));
@@ -361,7 +363,7 @@ fn check(
 }
 
 /// The SHA-256 of all sources, in order, with their weights and rows.
-fn fingerprint(train: &[(Source, f64)]) -> String {
+fn fingerprint(train: &[(Arc<Source>, f64)]) -> String {
     let mut bytes = Vec::new();
     for (source, weight) in train {
         bytes.extend(source.samples.fingerprint());
