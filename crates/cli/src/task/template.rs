@@ -122,8 +122,12 @@ fn found_in(value: &Option<Value>, name: &'static str) -> Option<(String, &'stat
 
 fn json(vocabulary: &Vocabulary, name: &str) -> Result<Option<Value>, CliError> {
     let read = |bytes: &[u8]| {
-        serde_json::from_slice(bytes)
-            .map_err(|error| CliError::Usage(format!("{name} of the model is not JSON: {error}")))
+        serde_json::from_slice(bytes).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            CliError::Usage(format!(
+                "{name} of the model is not JSON (line {line}, column {column}): correct it"
+            ))
+        })
     };
     vocabulary.companion(name).map(read).transpose()
 }
