@@ -4,10 +4,11 @@
 Usage: offload.py [--rounds 3] [--program target/release/gpt_step] [--folder DIR] [--out FOLDER]
        offload.py --report FOLDER      (the report again, from its raw data)
 
-A transformer of 8 blocks (256 features, 256 tokens) in two stages, 8 micro-batches of 4 texts.
-Under `gpipe` all micro-batches are in flight at once, under `1f1b` two on the first stage. Each
-round runs every policy once, in an order that rotates, each in a process of its own; the first step
-is left out. --folder is where offloaded activations go, by default the system's temporary folder.
+The model is a transformer of 8 blocks (256 features, 256 tokens) in two stages. A step has 8
+micro-batches of 4 texts. Under `gpipe` all micro-batches are in flight at once; under `1f1b` two on
+the first stage. Each round runs every policy once, in a separate process and in an order that
+rotates. The first step is not counted. --folder sets the folder for offloaded activations, by
+default the system's temporary folder.
 """
 
 import argparse
@@ -39,7 +40,7 @@ MIB = 1 << 20
 
 
 def run(program, schedule, policy, folder):
-    """What one process says of its steps."""
+    """Runs one process. Returns its measurements of the steps."""
     settings = {**SETTINGS, "schedule": schedule, "remat": policy}
     command = [program, *(f"{key}={value}" for key, value in settings.items())]
     environment = {**os.environ, **({"TMPDIR": str(folder)} if folder else {})}
@@ -50,7 +51,7 @@ def run(program, schedule, policy, folder):
 
 
 def measure(arguments, folder):
-    """All rounds, one line for each process."""
+    """Runs all rounds, and writes one line for each process."""
     jobs = [(schedule, policy) for schedule in SCHEDULES for policy in POLICIES]
     with (folder / RAW).open("w") as raw:
         for number in range(arguments.rounds):

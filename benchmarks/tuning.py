@@ -5,16 +5,17 @@
 Usage: tuning.py [--rounds 3] [--steps 4] [--only adapters|whole] [--out FOLDER]
        tuning.py --report FOLDER      (the report again, from its raw data)
 
-A model of the shape of Qwen3-0.6B with random weights is written once by transformers. Both
-programs train it in bfloat16 on 2 rows of 512 tokens a step: adapters of rank 16 on all linear
-maps, and all weights with AdamW. gpipe has K = 2 stages of a thread each, M = 2 and its defaults.
-transformers has one process with two threads and gradient checkpointing. It keeps whole-model
-weights in float32 and computes in bfloat16 by autocast, as gpipe does.
+transformers writes a model of the shape of Qwen3-0.6B with random weights once. Both programs train
+the model in bfloat16 on 2 rows of 512 tokens per step: adapters of rank 16 on all linear layers,
+and all weights with AdamW. gpipe runs K = 2 stages of one thread each, M = 2 and its defaults.
+transformers runs in one process with two threads and gradient checkpointing. For all weights, both
+store float32 and compute in bfloat16 (autocast in transformers).
 
-In each round both run in turn, and the order alternates. A step's time is the median of the steps
-after the first. Memory is the peak of the process from its first step to its last (VmHWM), less
-the weights in the dtype in which they are stored. For gpipe it is also what its allocator counted,
-beside the prediction. Ratios are paired within a round.
+In each round both programs run in turn, and the order alternates. The time of a step is the median
+of the steps after the first. Memory is the peak of the process from its first step to its last
+(VmHWM), minus the weights in the dtype in which they are stored. For gpipe, the report also has the
+bytes that its allocator counted, beside the prediction. A ratio is the peer's time divided by
+gpipe's time in the same round.
 """
 
 import argparse
@@ -39,7 +40,7 @@ ROUNDS, STEPS, ROWS, LENGTH, RANK = 3, 4, 2, 512, 16
 KINDS = ("adapters", "whole")
 WHAT = (
     f"Steps of {ROWS} rows of {LENGTH} tokens in bfloat16, on a model of the shape of Qwen3-0.6B"
-    f" with random weights. Adapters: rank {RANK} on all linear maps of all blocks, beside PEFT."
+    f" with random weights. Adapters: rank {RANK} on all linear layers of all blocks, beside PEFT."
     " Whole: all weights with AdamW, float32 weights. The peer: transformers on two threads, with"
     " gradient checkpointing. gpipe: two stages of a thread each."
 )
@@ -113,7 +114,7 @@ def run(command):
 
 
 def lines_of(steps):
-    """As many samples as a run needs, each of a row of tokens, as lines of JSON."""
+    """Writes a JSONL file with as many samples of one row of tokens as a run needs."""
     text = []
     for sample in range(ROWS * (steps + 1) + 1):
         tokens = [1 + (17 * sample + 7 * at * at) % 31998 for at in range(LENGTH)]
@@ -122,7 +123,7 @@ def lines_of(steps):
 
 
 def of_gpipe(model, kind, options, aside):
-    """Seconds, bytes and predictions of a run of the command."""
+    """Times, peaks and printed predictions of a run of `gpipe train`."""
     data, out = aside / "rows.jsonl", aside / f"run-{time.monotonic_ns()}"
     data.write_text(lines_of(options.steps))
     command = [GPIPE, "train", "--from", model, "--data", data, "--stages", "2", "--dtype",
@@ -185,7 +186,7 @@ def measure(options, folder):
 
 
 def figures_of(printed, steps, peak):
-    """What the report needs of a run."""
+    """The measurements of a run that the report needs."""
     own = [step for step in steps if step["kind"] == "step"]
     return {
         "seconds": [step["step_ms"] / 1e3 for step in own[1:]],
@@ -201,7 +202,7 @@ def gib(count):
     return f"{count / 2**30:.2f}"
 
 
-# The model's 596,049,920 weights, and for adapters those of PEFT, in bytes as they are stored.
+# Size of the stored weights in bytes: 596,049,920 in bfloat16 with adapters, otherwise in float32.
 WEIGHTS = {"adapters": 2 * 596049920, "whole": 4 * 596049920}
 
 

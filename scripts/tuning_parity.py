@@ -1,36 +1,35 @@
 #!/usr/bin/env python3
-"""Fine-tuning beside Hugging Face's transformers and PEFT.
+"""Compares fine-tuning with Hugging Face's transformers and PEFT.
 
 Usage: tuning_parity.py [--only TEXT]
        (part of make parity; needs the PyTorch of pytorch.py; transformers and PEFT are fetched
        once)
 
-Chats. For each template, written here in the style of a known family, and each kind of tokenizer:
+Chats. For each template, in the style of a known family, and each kind of tokenizer:
 
-  texts     `gpipe` and transformers make the same text of each conversation, with and without the
-            beginning of another answer, or refuse it for the same reason
+  texts     `gpipe` and transformers render each conversation as the same text, with and without the
+            generation prompt, or refuse the conversation for the same reason
   tokens    the text has the same tokens
-  learned   the same tokens are learned: those whose first character is in an answer. An answer
-            lasts from the end of the text up to it, with the beginning of an answer, to the end of
-            its turn. Where a template has {% generation %}, these are transformers' masks, too
+  learned   the loss masks are equal. A token is in the loss if its first character is in an answer.
+            An answer lasts from the end of its generation prompt to the end of its turn. If the
+            template has {% generation %}, the mask also equals that of transformers
   refused   the number of conversations that the template refuses
 
-The same is compared of texts and of prompts with completions, which have no template.
+Texts and prompts with completions, which need no template, are compared in the same way.
 
-Adapters. transformers writes a folder with random weights and `gpipe train --from` trains adapters
-in two stages and float64, with several samples in a row that do not see each other. PEFT trains
-them with one sample in a row. Both begin with the adapter that `gpipe export --adapter` writes:
+Adapters. transformers writes a folder with random weights. `gpipe train --from` trains adapters in
+two stages and float64, and packs samples into rows in models of the Llama family. PEFT trains the
+adapters with one sample per row. Both start from the adapter that `gpipe export --adapter` writes:
 
-  loss        the loss of the first step and of the second
-  gradient    that of the first step, in which only B's is not 0, and of the second, from steps of
-              SGD
-  parameters  those after five steps of AdamW, and the losses on the way
-  adapter     PEFT's loss of held-out samples with the exported adapter, beside `gpipe eval`'s
-  merged      the same of transformers with the exported folder, in float64, and in float32
+  loss        the losses of the first two steps
+  gradient    the gradients of two steps of SGD; in the first step, only that of B is not 0
+  parameters  the parameters after five steps of AdamW, and the losses of these steps
+  adapter     the held-out loss of PEFT with the exported adapter, and that of `gpipe eval`
+  merged      the held-out loss of transformers with the exported folder, in float64 and float32
 
-Differences are relative: of parameters and gradients, to the norm of the tensor or a thousandth of
-the norm of all. The program prints tables, and ends with exit code 1 at the first difference beyond
-its tolerance.
+Differences are relative. Those of parameters and gradients are relative to the norm of the tensor,
+or to a thousandth of the norm of all tensors if that is larger. The program prints tables, and ends
+with exit code 1 at the first difference beyond its tolerance.
 """
 
 import argparse
@@ -170,7 +169,7 @@ TOOLS = """\
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\\n' }}{% endif %}
 """
-# name: template, what ends a turn
+# name: template, end of a turn
 TEMPLATES = {
     "chatml": (CHATML, "<|im_end|>\n"),
     "brackets": (BRACKETS, " </s>"),
@@ -279,7 +278,7 @@ def write_lines(path, lines):
 
 
 def samples_of(folder, lines):
-    """What `gpipe` makes of lines."""
+    """The samples, texts and refusals of `gpipe` for these lines."""
     path = write_lines(folder / "lines.jsonl", lines)
     done = subprocess.run([ROOT / "target" / "debug" / "sample_ids", folder, path], text=True,
                           capture_output=True)
@@ -293,7 +292,7 @@ def rendered(fast, messages, **keys):
 
 
 def answers(fast, messages, text, end):
-    """The characters of the assistant's turns, each from the end of a prompt for it."""
+    """The character ranges of the assistant's turns, each from the end of its generation prompt."""
     parts, last = [], 0
     for number, message in enumerate(messages):
         if message["role"] == "assistant":
@@ -309,7 +308,7 @@ def answers(fast, messages, text, end):
 
 
 def encoded(fast, text, parts, adds):
-    """The tokens of a text, and whether each is learned: its first character is in the parts."""
+    """The tokens of a text and their loss mask: whether the first character is in `parts`."""
     found = fast(text, add_special_tokens=adds, return_offsets_mapping=True)
     learned = [start < end and any(first <= start < last for first, last in parts)
                for start, end in found.offset_mapping]
@@ -317,7 +316,7 @@ def encoded(fast, text, parts, adds):
 
 
 def sample(fast, line, end=None):
-    """The tokens of a line, and whether each is learned."""
+    """The tokens of a line and their loss mask."""
     if "messages" in line:
         text = rendered(fast, line["messages"])
         return encoded(fast, text, answers(fast, line["messages"], text, end), False)
@@ -329,7 +328,7 @@ def sample(fast, line, end=None):
 
 
 def shifted(ids, learned):
-    """Inputs and targets."""
+    """The inputs and targets of a sample."""
     return [ids[:-1], [token if is_learned else IGNORE
                        for token, is_learned in zip(ids[1:], learned[1:], strict=True)]]
 
@@ -381,12 +380,12 @@ def check_chats(name, fast, folder):
 
 
 def shown(fast, targets):
-    """Targets as tokens to read."""
+    """The targets as readable tokens."""
     return [own if own == IGNORE else (own, fast.convert_ids_to_tokens(own)) for own in targets]
 
 
 def check_others(fast, folder):
-    """Texts, and prompts with completions."""
+    """Compares texts, and prompts with completions."""
     fast = prepared(fast, None, folder)
     ours = samples_of(folder, OTHERS)
     every = [sample(fast, line) for line in OTHERS]
@@ -403,7 +402,7 @@ def check_others(fast, folder):
 
 
 def padded(samples):
-    """Samples as rows of inputs and targets, one in each."""
+    """Samples as rows of inputs and targets, one sample per row."""
     rows = [shifted(*own) for own in samples]
     length = max(len(inputs) for inputs, _ in rows)
     return [torch.tensor([row + [fill] * (length - len(row)) for row in part])
@@ -447,7 +446,7 @@ def gradients(model, samples):
 
 
 def trained(model, samples):
-    """The losses of the steps of AdamW that the model is trained with."""
+    """Trains the model with AdamW. Returns the losses of the steps."""
     own = [own for own in model.parameters() if own.requires_grad]
     optimizer = torch.optim.AdamW(own, lr=LR, betas=BETAS, eps=EPS, weight_decay=DECAY)
     losses = []
@@ -491,7 +490,7 @@ class Trainings:
         return [sample(self.fast, line, TEMPLATES["chatml"][1]) for line in lines]
 
     def train(self, name, rows, steps, **keys):
-        """Trains on mini-batches of so many rows. Returns the run's folder and what is printed."""
+        """Trains on mini-batches of `rows` rows. Returns the run's folder and the output."""
         run = self.aside / name
         printed = gpipe("train", *self.settings, "--out", run, "--steps", steps,
                         *sets(train__mini_batch=rows, **keys))
@@ -511,7 +510,7 @@ def sets(**keys):
 
 
 def check_gradients(ours, start, rows, samples):
-    """Losses and gradients of two steps of SGD: gradients are differences of parameters."""
+    """Compares two steps of SGD. Differences of parameters give gpipe's gradients."""
     run, _ = ours.train("sgd", rows, 2, optimizer__name="sgd", optimizer__lr=1.0,
                         checkpoint__every=1)
     points = [start, *(ours.adapter(run / "checkpoints" / f"step-{step:08}") for step in (1, 2))]
@@ -529,7 +528,7 @@ def check_gradients(ours, start, rows, samples):
 
 
 def check_steps(ours, start, rows, samples):
-    """The run with five steps of AdamW, its adapter, and how far the parameters are apart."""
+    """The run of five steps of AdamW, its adapter, and the difference of the parameters."""
     model = adapted(ours.folder, start)
     run, _ = ours.train("adamw", rows, STEPS, optimizer__name="adamw", optimizer__lr=LR,
                         optimizer__weight_decay=DECAY, optimizer__adam__beta1=BETAS[0],
@@ -543,7 +542,7 @@ def check_steps(ours, start, rows, samples):
 
 
 def check_exports(ours, run, adapter):
-    """How far losses are apart: with the adapter, and of the merged model in both dtypes."""
+    """The differences of losses: with the adapter, and of the merged model in both dtypes."""
     held_out = ours.samples(HELD_OUT)
     own = gpipe("eval", run, "--data", ours.held_out, "--json", json_lines=True)[0]["loss"]
 

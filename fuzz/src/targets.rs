@@ -279,7 +279,7 @@ pub(crate) fn chat_template(bytes: &[u8]) {
     }
 }
 
-/// A file without its last 32 bytes, which are its hash, so that what is behind the hash is read.
+/// Appends the SHA-256 of the bytes, so that the reader accepts the hash and parses the content.
 pub(crate) fn kept_samples(bytes: &[u8]) {
     use sha2::{Digest, Sha256};
     let hash = Sha256::digest(bytes);

@@ -223,8 +223,8 @@ impl Fit {
         self.copies.iter().try_for_each(|copy| copy.check(file))
     }
 
-    /// Reads the tensors that fit from `file`, one at a time, and converts each to the `kind` of
-    /// its parameter, which must be floating-point. Only those of `wanted` parameters are read.
+    /// Reads the tensors that fit from `file`, one at a time. Converts each tensor to the `kind` of
+    /// its parameter, which must be floating-point. Reads only the tensors of `wanted` parameters.
     /// Values beyond the range of a narrower dtype become infinite. Copies are compared with their
     /// originals before anything is read. `file` must be the file that this `Fit` was made from.
     ///

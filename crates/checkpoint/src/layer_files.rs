@@ -129,8 +129,8 @@ pub(crate) fn read_kind(
     Ok(all)
 }
 
-/// Opens a layer's file. Its bytes, its tensors' names, and dtypes and shapes of parameters and
-/// averages must match the manifest.
+/// Opens a layer's file. The file's bytes, the names of its tensors, and the dtypes and shapes of
+/// parameters and averages must match the manifest.
 pub(crate) fn open(folder: &Path, layer: &Layer, entry: &FileEntry) -> Result<TensorFile> {
     let path = folder.join(&entry.path);
     let bytes = read_checked(folder, entry)?;

@@ -311,12 +311,12 @@ impl Manifest {
     }
 }
 
-/// A tensor's full name, and its dtype and shape where the manifest has them.
+/// The full name of a tensor, with its dtype and shape if the manifest has them.
 pub(crate) type Described<'a> = (String, Option<(&'a str, &'a [i64])>);
 
 impl Layer {
-    /// The tensors in the layer's file of one kind. An optimizer may keep tensors of any dtype and
-    /// shape, which the manifest does not have.
+    /// The tensors in the layer's file of one kind. The manifest has no dtypes and shapes of
+    /// optimizer state, which can be of any dtype and shape.
     pub(crate) fn tensors(&self, kind: FileKind) -> Vec<Described<'_>> {
         let mut all = Vec::new();
         for parameter in &self.parameters {

@@ -170,7 +170,7 @@ impl Checkpoints {
         let start = Instant::now();
         let (before, state) = match self.writing.is_some() {
             true => {
-                // The other replicas wait for its part of the state all the same.
+                // The other replicas still wait for this replica's part of the state.
                 let shared = pipeline.share_state().map_err(CheckpointError::from);
                 (Ok(None), before.and(shared).and_then(|()| Err(self.late())))
             }

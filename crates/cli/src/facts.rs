@@ -24,7 +24,7 @@ const SOURCE: &str = "config.json";
 const EPSILON: f64 = 1e-5;
 /// Prefix of a fact's key, which is a configuration key.
 const PREFIX: &str = "model.";
-/// The same for facts about adapters.
+/// Prefix of the key of a fact about adapters.
 const ADAPTERS: &str = "lora.";
 /// Names of the exact GELU, and of approximations that differ from it by up to 5e-4.
 const EXACT: [&str; 1] = ["gelu"];

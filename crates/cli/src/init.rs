@@ -20,7 +20,7 @@ use crate::{
     task::Vocabulary,
 };
 
-/// The names of the parameters of adapters.
+/// Patterns of the names of adapters' parameters.
 const ADAPTERS: [&str; 2] = ["*.lora_A.weight", "*.lora_B.weight"];
 /// Maximum size of a file of names.
 const NAMES_BYTES_MAX: u64 = 1 << 20;
@@ -56,7 +56,7 @@ pub(crate) fn load(
     }
     check_facts(file.path(), &said, config)?;
     let named = arguments.reinit.iter().map(String::as_str);
-    // Weights of a network without adapters. Those of a run with them are loaded.
+    // Adapters are initialized if the file has none. A run's adapters are loaded.
     let has_adapters = file.entries().any(|entry| entry.name.ends_with(LORA_A));
     let adapters = (config.lora.rank != 0 && !has_adapters).then_some(ADAPTERS);
     let reinit: Vec<&str> =

@@ -31,7 +31,7 @@ use crate::{
 
 /// Default number of steps measured for each size and policy.
 const STEPS: u64 = 4;
-/// Operations of a step beyond which a model is large: seconds on two cores.
+/// FLOPs per step above which a model counts as large: a few seconds on two cores.
 const LARGE_FLOPS: f64 = 2e12;
 /// Default numbers of micro-batches to measure.
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -95,8 +95,8 @@ pub(crate) struct Extent<'a> {
     pub passes: usize,
 }
 
-/// Measures what `--plan auto` needs. Of a large model that is little, because measuring more would
-/// take longer than a short training.
+/// Measures what `--plan auto` needs. For a large model it measures only one M in few steps,
+/// because more would take longer than a short training.
 pub(crate) fn measure_for_plan(
     config: &Config,
     (task, model): (&dyn Task, &Sequence),
@@ -108,8 +108,7 @@ pub(crate) fn measure_for_plan(
     let mut extent = Extent { micro_batches: &[], steps: STEPS, passes: 1 };
     if 3.0 * forward as f64 > LARGE_FLOPS {
         say!(
-            "a step of this model takes long: only M = {} is measured, and few steps; gpipe \
-            profile measures more",
+            "large model: measuring only M = {} in few steps; gpipe profile measures more",
             own[0]
         );
         extent = Extent { micro_batches: &own, steps: 1, ..extent };

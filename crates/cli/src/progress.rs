@@ -1,5 +1,5 @@
-//! What a run shows while it is training, and before that while it reads: a progress bar in a
-//! terminal, plain lines elsewhere.
+//! The progress of reading files and of training: a progress bar in a terminal, plain lines
+//! elsewhere.
 
 use std::{
     io::IsTerminal,
@@ -109,7 +109,7 @@ pub(crate) struct Reading {
 }
 
 impl Reading {
-    /// Begins to read a file of `bytes` bytes.
+    /// Starts the progress of a file of `bytes` bytes.
     pub(crate) fn new(path: &Path, bytes: u64) -> Self {
         let name = path.display().to_string();
         let bar = (!is_quiet() && std::io::stderr().is_terminal()).then(|| {
@@ -137,7 +137,7 @@ impl Reading {
         }
     }
 
-    /// Ends the bar.
+    /// Removes the progress bar.
     pub(crate) fn finish(&self) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();

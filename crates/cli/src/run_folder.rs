@@ -119,8 +119,8 @@ impl RunFolder {
         Self::open_for(arguments, &[], processes)
     }
 
-    /// Like [`RunFolder::open`], to measure on files of lines of JSON. The folder of a model says
-    /// nothing of data, so it takes their configuration.
+    /// Like [`RunFolder::open`], to evaluate on the JSONL files `samples`. A model's folder has no
+    /// `[data]`, so its configuration takes these files.
     pub(crate) fn open_for(
         arguments: &RunArguments,
         samples: &[PathBuf],
@@ -276,7 +276,7 @@ impl Source {
             }
             (Some(folder), _, _) if folder.join("adapter_config.json").is_file() => {
                 return Err(CliError::Usage(format!(
-                    "{}: it has adapters only, in PEFT's format: give the run that they are of, or \
+                    "{}: it has adapters only, in PEFT's format: name the run of the adapters, or \
                     the folder that gpipe export RUN_DIR --to FOLDER writes without --adapter",
                     folder.display()
                 )));

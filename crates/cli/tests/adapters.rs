@@ -1,5 +1,5 @@
-//! Low-rank adapters, as their user trains them. `transparency_`: the same at every K, schedule and
-//! policy, and after a resumption; `oracle_`: what is exported; `fault_`: settings that do not fit.
+//! Low-rank adapters in the command. `transparency_`: the same result at every K, schedule and
+//! policy, and after a resumption; `oracle_`: exported weights; `fault_`: invalid settings.
 
 use std::fs;
 
@@ -47,7 +47,7 @@ fn transparency_of_a_training_of_adapters() {
     let folder = with_base();
     let printed = folder.succeeds(&tune(&["--stages", "2", "--out", "two"]));
     assert!(printed.contains("samples do not see each other"), "{printed}");
-    assert!(printed.contains("of adapters of rank 3 on 21 linear maps"), "{printed}");
+    assert!(printed.contains("of adapters of rank 3 on 21 linear layers"), "{printed}");
     folder.succeeds(&tune(&[
         "--stages",
         "3",

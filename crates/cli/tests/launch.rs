@@ -225,8 +225,8 @@ fn transparency_of_replicas_that_are_launched() {
     assert!(text.contains("3 processes for 2 replicas"), "{text}");
 }
 
-/// The optimizer state is divided among replicas: no number, weight or checkpoint is another one,
-/// and a run goes on with or without it.
+/// With the optimizer state divided among replicas, all metrics, weights and checkpoints are equal,
+/// and a run resumes with or without sharding.
 #[test]
 fn transparency_of_an_optimizer_sharded_over_replicas() {
     let folder = Folder::new();
@@ -241,7 +241,7 @@ fn transparency_of_an_optimizer_sharded_over_replicas() {
         assert_same_run(&folder, "plain", other);
         assert_eq!(steps(&folder, "plain"), steps(&folder, other));
     }
-    // Each goes on as the other would.
+    // Each run resumes with the setting of the other.
     let on = |from, more: &[&'static str]| {
         let resume = ["train", "--resume", from, "--steps", "14"];
         folder.succeeds(&launched("2", &[&resume, more].concat()))
@@ -254,7 +254,7 @@ fn transparency_of_an_optimizer_sharded_over_replicas() {
     folder.refuses(&refused, &["optimizer.adam.moments", "have the other dtype"]);
     folder.succeeds(&one);
 
-    // A signal to the one that does not save: it gives its part of the state all the same.
+    // A signal to the replica that does not save: it still sends its part of the state.
     let launch = ["launch", "--processes", "2", "--"];
     let run = train_for("asked", "100000", "2", &sharded);
     let mut run = Process::start(&mut folder.command(&[&launch[..], &run].concat()));

@@ -148,7 +148,7 @@ fn oracle_replicas_run_a_plan() {
     let by_hand = folder.path("run/config.toml").display().to_string();
     folder.succeeds(&with(&launch, &["train", &by_hand, "--out", "again"]));
     assert!(folder.weights("run") == folder.weights("again"));
-    // The optimizer state is divided among them: less is predicted, and held.
+    // With the optimizer state divided among replicas, predictions and peaks are lower.
     let shards = ["--set", "pipeline.shard_optimizer=true"];
     let divided =
         ["plan", "tiny.toml", "--devices", "2", "--micro-batches", "2", "--out", "s.json"];

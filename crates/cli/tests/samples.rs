@@ -1,6 +1,6 @@
-//! Fine-tuning on lines of JSON. `transparency_`: the same at every K, schedule and policy, after a
-//! resumption, and in a conversation; `oracle_`: packed samples are as samples in rows of their
-//! own; `fault_`: bad lines, and settings that do not fit.
+//! Fine-tuning on JSONL. `transparency_`: the same result at every K, schedule and policy, after a
+//! resumption, and in a conversation; `oracle_`: packed samples have the loss of samples in
+//! separate rows; `fault_`: invalid lines and settings.
 
 use std::{
     fs,
@@ -40,11 +40,11 @@ steps = 4
 mini_batch = 5
 "#;
 
-/// A role, what it says, and an end.
+/// Writes the role, the content and an end for each message.
 const TEMPLATE: &str = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}\
     {% if add_generation_prompt %}<assistant>{% endif %}";
 
-/// Sixty samples of all kinds.
+/// Sixty samples of all three kinds.
 fn lines() -> Vec<Value> {
     let words = ["stage", "bubble", "micro", "batch", "layer"];
     let said = |at: usize, count: usize| {
@@ -99,12 +99,12 @@ fn transparency_of_a_training_on_samples() {
     train(&["--out", "three", "--stages", "3", "--schedule", "zb-h1", "--remat", "always"]);
     assert!(folder.weights("two") == folder.weights("three"));
     folder.succeeds(&["verify", "tuned.toml", "--steps", "2"]);
-    // As if it had not been interrupted.
+    // A resumed run has the weights of an uninterrupted run.
     train(&["--out", "six", "--steps", "6", "--checkpoint-every", "3"]);
     let middle = "six/checkpoints/step-00000003";
     train(&["--out", "resumed", "--steps", "6", "--resume", middle, "--stages", "1"]);
     assert!(folder.weights("six") == folder.weights("resumed"));
-    // The second run found the tokens of the first.
+    // The second run found the cached tokens of the first.
     assert_eq!(fs::read_dir(folder.path("kept")).unwrap().count(), 1);
 
     let said = "stage bubble\n\n/reset\nmicro\n";
@@ -128,7 +128,7 @@ fn oracle_packed_samples_are_as_samples_in_rows_of_their_own() {
     let (packed, alone) = (with("data.packing=separate"), with("data.packing=none"));
     // The order of summation differs.
     assert!((packed - alone).abs() < 1e-6 * alone, "{packed} {alone}");
-    assert!((with("data.packing=joined") - alone).abs() > 1e-4 * alone, "they see each other");
+    assert!((with("data.packing=joined") - alone).abs() > 1e-4 * alone, "joined has no effect");
 }
 
 #[test]
@@ -161,10 +161,10 @@ fn fault_bad_lines_are_named_or_counted() {
     folder.refuses(&["train", "tuned.toml"], &["chats.jsonl", "line 7", "data.on_bad_line"]);
     let skip = ["train", "tuned.toml", "--set", "data.on_bad_line=skip", "--out", "two"];
     let printed = folder.succeeds(&skip);
-    assert!(printed.contains("left out 2 bad lines"), "{printed}");
+    assert!(printed.contains("skipped 2 invalid lines"), "{printed}");
     assert!(printed.contains("chats.jsonl, line 9: "), "{printed}");
-    // The same lines are named again, although tokens are kept.
-    assert!(folder.succeeds(&["eval", "two"]).contains("left out 2 bad lines"));
+    // The lines are listed again, because samples with skipped lines are not cached.
+    assert!(folder.succeeds(&["eval", "two"]).contains("skipped 2 invalid lines"));
 }
 
 #[test]
@@ -201,12 +201,12 @@ fn fault_settings_that_do_not_fit_are_refused() {
     one("{\"text\": \"stage\"}\n", &["there is one sample", "data.validation"]);
     one(&"{\"text\": \"stage\"}\n".repeat(9), &["all samples are equal", "data.validation"]);
     one("", &["one.jsonl: there is no sample in it"]);
-    one("[\n{\"text\": \"stage\"}\n]\n", &["line 1", "begins a list", "jq -c"]);
-    one("{\"text\": \"stage\n", &["line 1", "ends before its JSON does"]);
-    one("a,b\nc,d\n", &["line 1", "is not JSON (column 1)", "one object on each line"]);
+    one("[\n{\"text\": \"stage\"}\n]\n", &["line 1", "begins a JSON array", "jq -c"]);
+    one("{\"text\": \"stage\n", &["line 1", "the JSON is incomplete"]);
+    one("a,b\nc,d\n", &["line 1", "is not JSON (column 1)", "one object per line"]);
     fs::write(folder.path("bad.jinja"), "{{ messages").unwrap();
     refused("data.chat_template=bad.jinja", &["bad.jinja: chat template:"]);
-    // What editors of Windows write.
+    // A byte order mark and CRLF, as editors on Windows write.
     let lines = fs::read_to_string(folder.path("chats.jsonl")).unwrap().replace('\n', "\r\n");
     fs::write(folder.path("windows.jsonl"), format!("\u{feff}{lines}")).unwrap();
     folder.succeeds(&["train", "tuned.toml", "--data", "windows.jsonl", "--out", "windows"]);

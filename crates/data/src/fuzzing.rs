@@ -25,11 +25,11 @@ pub fn image(bytes: &[u8]) -> std::result::Result<Image, String> {
     decode::guarded(bytes)
 }
 
-/// Reads lines of JSON as samples, places them in rows and makes mini-batches. Returns the number
+/// Encodes a JSONL file as samples, packs them into rows and makes mini-batches. Returns the number
 /// of samples.
 ///
 /// # Errors
-/// Fails as [`Encoder::encode`] does.
+/// As for [`Encoder::encode`].
 pub fn lines(path: &Path) -> Result<usize> {
     let text = "a stage and a bubble, ".repeat(4);
     let tokenizer = Tokenizer::train(&[Document { name: "t".into(), text }], 280)?;
@@ -49,21 +49,21 @@ pub fn lines(path: &Path) -> Result<usize> {
     Ok(count)
 }
 
-/// Reads kept samples. Returns whether they are whole.
+/// Reads a file of cached samples. Returns whether the file is intact.
 pub fn kept_samples(path: &Path) -> bool {
     cache::read(path).is_some()
 }
 
-/// Applies a chat template to a conversation. Returns the length of the text.
+/// Renders a conversation with a chat template. Returns the length of the text in bytes.
 ///
 /// # Errors
-/// What is wrong with the template.
+/// As for [`ChatTemplate::new`] and [`ChatTemplate::marked`].
 pub fn chat_template(source: &str) -> std::result::Result<usize, TemplateError> {
     let template = ChatTemplate::new(source, Default::default())?;
     let said = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
     let marked = template.marked(&[said("user", "hi"), said("assistant", "yes")])?;
     let within = marked.learned.iter().all(|part| marked.text.get(part.clone()).is_some());
-    assert!(within, "parts outside of the text");
+    assert!(within, "a range of the loss mask is outside the text");
     template.turn_end()?;
     Ok(marked.text.len())
 }

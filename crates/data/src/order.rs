@@ -64,13 +64,13 @@ impl Order {
         self.places(step).map(|place| self.at(place))
     }
 
-    /// The numbers of a step's samples, counted across epochs.
+    /// The places of a step's samples: their numbers, counted across epochs.
     pub(crate) fn places(&self, step: u64) -> Range<u128> {
         let first = self.first_place(step);
         first..first + self.mini_batch as u128
     }
 
-    /// Sample number `place`, counted across epochs.
+    /// The sample at `place`, a number counted across epochs.
     pub(crate) fn at(&self, place: u128) -> Sample {
         let epoch_len = u128::from(self.samples_per_epoch);
         let epoch = (place / epoch_len) as u64;

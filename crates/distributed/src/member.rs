@@ -39,9 +39,9 @@ pub struct Member {
     beside: Gathers,
     across: Gathers,
     gpus: Connected,
-    /// For each stage, how many pipelines have built it so far, and the last one's connections.
-    /// These outlive that pipeline, because another replica may still read its last sum. Once the
-    /// stage is built again, all replicas are done with it.
+    /// For each stage, the number of pipelines that have built the stage so far, and the last
+    /// pipeline's connections. The connections outlive the pipeline, because another replica may
+    /// still read its last sum. All replicas are done with them once the stage is built again.
     built: Mutex<HashMap<StageId, (u64, Option<Group>)>>,
 }
 
@@ -196,7 +196,7 @@ impl Replicas for Member {
         let sums = group.sums().map_err(lost)?;
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);
         let before = built.insert(stage, (number, Some(group)));
-        drop(built); // before the connections, whose end may take a while
+        drop(built); // before the connections, because closing them can take a while
         drop(before);
         let place = self.cluster.rank() % self.processes;
         let others = (0..self.replicas).filter(|replica| *replica != self.replica);
@@ -209,7 +209,7 @@ impl Replicas for Member {
     }
 }
 
-/// Sums and broadcasts of one stage over all replicas.
+/// All-reduces and broadcasts of one stage over all replicas.
 struct StageSums {
     shared: Arc<Shared>,
     sums: Sums,

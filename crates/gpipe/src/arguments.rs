@@ -50,7 +50,7 @@ impl Tensors {
         &self.positional
     }
 
-    /// Replaces each tensor, except those that are `None`.
+    /// Replaces each tensor, by position and by name, except those that are `None`.
     ///
     /// # Errors
     /// The first error of `replace`.

@@ -97,10 +97,13 @@ pub trait Layer: Send + Sync + 'static {
         None
     }
 
-    /// Whether each row of the only output (all axes but the last) depends on the same row of the
-    /// only input alone, so that the layer may be run on some rows, [rows, features], and the
-    /// others later ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)). Such a
-    /// layer has no dropout.
+    /// Whether the layer can be computed on some rows at a time, as
+    /// [`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows) needs. The default is
+    /// `false`.
+    ///
+    /// The layer then has one input [.., features] and one output [.., outputs]. A row is an index
+    /// of all axes but the last. Each output row depends only on the same input row, so a call with
+    /// an input [rows, features] computes these rows alone. The layer has no dropout.
     fn by_rows(&self) -> bool {
         false
     }

@@ -23,7 +23,8 @@ pub trait Metric: Send + Sync + 'static {
     /// An error of libtorch.
     fn count(&self, targets: &[Tensor]) -> Result<f64, LayerError>;
 
-    /// As [`Loss::by_rows`](crate::Loss::by_rows).
+    /// Whether the metric can be computed on some rows at a time, under the conditions of
+    /// [`Loss::by_rows`](crate::Loss::by_rows). The default is `false`.
     fn by_rows(&self) -> bool {
         false
     }

@@ -24,17 +24,17 @@ pub enum Init {
     },
 }
 
-/// What a parameter is to low-rank adapters ([`Sequence::with_lora`](crate::Sequence::with_lora)).
+/// The role of a parameter in a model with low-rank adapters
+/// ([`Sequence::with_lora`](crate::Sequence::with_lora)).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum LoraRole {
     /// The model has no adapters.
     #[default]
     None,
-    /// A parameter of the model that is adapted. It is frozen, and kept only in the dtype of
-    /// computation.
+    /// A parameter of the base model. It is frozen, and stored only in the dtype of the arithmetic.
     Base,
-    /// A matrix of an adapter. It is trained, and starts from its initial value even where the
-    /// caller gives the parameters of the model.
+    /// A matrix of an adapter. It is trained. It starts from its initial value even if the caller
+    /// gives the parameters of the base model.
     Adapter,
 }
 
@@ -56,7 +56,7 @@ pub struct ParameterSpec {
     /// the first layer's initial value applies, gradients are summed in layer order, and the norm
     /// counts it once.
     pub tie: Option<String>,
-    /// What it is to low-rank adapters.
+    /// The role of the parameter in a model with low-rank adapters.
     pub lora: LoraRole,
 }
 
@@ -80,7 +80,8 @@ impl ParameterSpec {
         self
     }
 
-    /// The dtype in which its value is kept: `master`, or `compute` for what is frozen for good.
+    /// The dtype in which the value is stored: `compute` for a parameter of a base model with
+    /// adapters, unless it is a buffer, and otherwise `master`.
     pub(crate) fn stored(&self, precision: Precision) -> Kind {
         match self.lora == LoraRole::Base && !self.buffer {
             true => precision.compute,

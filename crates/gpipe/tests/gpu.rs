@@ -228,8 +228,8 @@ fn gpu_values_out_of_range_fail_the_step_and_change_nothing() {
     pipeline.train_step(&inputs, &targets).unwrap();
 }
 
-/// Offload copies every block of saved activations to the host once, and back once. Of each
-/// micro-batch it copies the same, and nothing of one whose backward follows at once.
+/// Offload copies every block of saved activations to the host once, and back once. It copies the
+/// same bytes for each micro-batch, and none for a micro-batch whose backward follows at once.
 #[test]
 fn gpu_offload_copies_out_and_back_what_a_micro_batch_saved() {
     let name = "gpu_offload_copies_out_and_back_what_a_micro_batch_saved";

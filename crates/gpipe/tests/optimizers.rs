@@ -1,8 +1,7 @@
-//! Optimizers of one's own, Muon, which is the worked example of one, and Adam with rounded
-//! moments.
+//! Custom optimizers, the example Muon, and Adam with rounded moments.
 //!
 //! - `oracle_`: Muon against its formula, rounded moments against exact ones
-//! - `property_`: what the roundings of moments depend on
+//! - `property_`: the inputs that the rounding of moments depends on
 //! - `transparency_`: through the shared matrix, with state in other dtypes and shapes
 //! - `fault_`: an optimizer that damages what it is given
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
@@ -90,7 +89,7 @@ fn adam_alone(adam: Adam, name: &str, seed: u64, count: i64) -> Vec<Tensor> {
 
 #[test]
 fn oracle_moments_in_bfloat16_follow_those_in_float32() {
-    // More elements than one part of an update has, and not a multiple of it.
+    // More elements than one part of an update, and not a multiple of a part.
     let count = 300_001;
     let rounded = with_rounded_moments();
     let found = adam_alone(rounded, "a.w", 1, count);
@@ -111,8 +110,7 @@ fn oracle_moments_in_bfloat16_follow_those_in_float32() {
     assert!(apart > 0.0 && apart < 0.2 * 20.0 * rounded.lr, "{apart}");
 }
 
-/// Rounding to nearest would leave a second moment where it is once an update changes it by less
-/// than half a step.
+/// Rounding to nearest would not change a second moment once its updates are below half a step.
 #[test]
 fn property_small_changes_of_a_moment_are_not_lost() {
     let adam = Adam { beta2: 0.999, ..with_rounded_moments() };

@@ -1,16 +1,16 @@
-//! Makes samples of lines of JSON, for `scripts/tuning_parity.py`.
+//! Prints the samples that gpipe makes of a JSONL file, for `scripts/tuning_parity.py`.
 //!
 //! ```text
 //! Usage: sample_ids FOLDER FILE
 //! ```
 //!
-//! FOLDER has a `tokenizer.json`, its `tokenizer_config.json` and, if there are messages, a
+//! FOLDER has a `tokenizer.json` and a `tokenizer_config.json`. If FILE has messages, it also has a
 //! `chat_template.jinja`. The output is a JSON object:
 //!
-//! - `texts`: for each line with messages, the text that the template makes of them, and the one
-//!   with the beginning of another answer; or what the template says is wrong with them
-//! - `samples`: for each sample, its input tokens and its targets, -100 where nothing is learned
-//! - `refused`: for each line that is no sample, the reason
+//! - `texts`: for each line with messages, the rendered text without and with the generation
+//!   prompt, or the template's error
+//! - `samples`: for each sample, the input tokens and the targets, which are -100 outside the loss
+//! - `refused`: for each invalid line, the reason
 
 use std::path::Path;
 
@@ -61,7 +61,8 @@ fn main() -> Result<(), Failure> {
     Ok(())
 }
 
-/// The template of a folder, with the special tokens of its settings.
+/// The template of a folder, with the special tokens in its `tokenizer_config.json`. `None` if the
+/// folder has no template.
 fn template(folder: &Path) -> Result<Option<ChatTemplate>, Failure> {
     let path = folder.join("chat_template.jinja");
     if !path.is_file() {

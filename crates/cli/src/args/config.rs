@@ -50,21 +50,21 @@ pub(crate) struct ConfigArguments {
     /// configs/text] (data.text)
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
-    /// Files of lines of JSON to train on: a text, a prompt with its completion, or the messages of
-    /// a conversation per line (data.kind = "jsonl", data.files)
+    /// JSONL files to train on: each line has a text, a prompt with its completion, or the messages
+    /// of a conversation (data.kind = "jsonl", data.files)
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "text")]
     pub data: Vec<PathBuf>,
-    /// Train low-rank adapters of rank R beside the network, which is frozen (lora.rank)
+    /// Freeze the model and train low-rank adapters of rank R (lora.rank)
     #[arg(long, value_name = "R", value_parser = whole::<u32>, allow_negative_numbers = true)]
     pub lora: Option<u32>,
 }
 
 impl ConfigArguments {
-    /// What files of the configuration are named after: the name of its file or folder.
+    /// The base name for files written for this configuration: that of its file or folder.
     pub(crate) fn name(&self) -> String {
         let stem = self.config.as_deref().and_then(Path::file_stem);
         let folder = || {
-            // `..` and `.` have no name of their own.
+            // `..` and `.` have no file name.
             let folder = self.from.as_deref()?;
             Some(std::path::absolute(folder).ok()?.file_name()?.to_owned())
         };

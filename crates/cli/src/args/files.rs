@@ -30,8 +30,8 @@ pub(crate) struct ExportArguments {
     /// Folder to write, which transformers, vLLM and others read: config.json, weights, tokenizer
     #[arg(long, value_name = "FOLDER", required_unless_present = "out")]
     pub to: Option<PathBuf>,
-    /// With --to: write only the adapters of a run with adapters, in the format of PEFT [default:
-    /// add them to the weights]
+    /// With --to: write only the run's adapters, in the format of PEFT [default: add them to the
+    /// weights]
     #[arg(long, requires = "to", conflicts_with = "shard_size")]
     pub adapter: bool,
     /// With --to: maximum size of a file of weights

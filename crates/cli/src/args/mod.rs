@@ -2,8 +2,8 @@
 //! `--set`, which takes precedence over the file.
 //!
 //! - [`config`]: arguments of all commands that read a configuration
-//! - [`trained`]: of the commands that use a trained model; [`files`]: of those that read and
-//!   convert files
+//! - [`trained`]: arguments of the commands that use a trained model
+//! - [`files`]: arguments of the commands that read and convert files
 //! - here: all other arguments
 
 mod config;
@@ -161,7 +161,7 @@ pub(crate) struct PipelineArguments {
     /// the number of processes must be a multiple of R (pipeline.replicas)
     #[arg(long, value_name = "R", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub replicas: Option<usize>,
-    /// Divides the optimizer state among the replicas: each keeps and updates a part of it
+    /// Divide the optimizer state among the replicas: each stores and updates a part
     /// (pipeline.shard_optimizer)
     #[arg(long)]
     pub shard_optimizer: bool,
@@ -169,9 +169,9 @@ pub(crate) struct PipelineArguments {
     /// (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<ScheduleChoice>,
-    /// What to recompute: always, never, unless-adjacent, selective, keep:N or segments:N; or
-    /// offload, which moves activations to a file and back; one policy for all stages, or one per
-    /// stage such as keep:2,never (pipeline.remat)
+    /// What to recompute: always, never, unless-adjacent, selective, keep:N, segments:N, or offload
+    /// (move activations to a file and back instead); one policy for all stages, or one per stage
+    /// such as keep:2,never (pipeline.remat)
     #[arg(long)]
     pub remat: Option<RematPolicies>,
 }

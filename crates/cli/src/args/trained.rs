@@ -45,8 +45,7 @@ pub(crate) struct EvalArguments {
     /// out]
     #[arg(long, value_name = "PATH", num_args = 1..)]
     pub text: Vec<PathBuf>,
-    /// Files of lines of JSON to measure on, all of them [default: the samples that a run on such
-    /// lines held out]
+    /// JSONL files to evaluate on [default: the held-out samples of a run on JSONL]
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "text")]
     pub data: Vec<PathBuf>,
     /// Measure at most the first N tokens [default: train.validation_tokens; all
@@ -123,11 +122,11 @@ pub(crate) struct GenerateArguments {
     /// UTF-8 file with a text to continue on each line
     #[arg(long, value_name = "FILE")]
     pub prompts: Option<PathBuf>,
-    /// Talk with the model: each line of standard input is a message, to which it answers. The
-    /// chat template of the model makes one text of the conversation
+    /// Chat with the model: it answers each line of standard input. The model's chat template
+    /// renders the conversation
     #[arg(long, conflicts_with_all = ["prompt", "prompt_file", "prompts", "json", "batch"])]
     pub chat: bool,
-    /// What the model is told before the conversation
+    /// System message of the conversation
     #[arg(long, value_name = "TEXT", requires = "chat")]
     pub system: Option<String>,
     /// Maximum number of texts to continue at once

@@ -17,7 +17,7 @@ use crate::values::{
 pub(crate) enum Data {
     /// Plain text, for a transformer.
     Text(TextConfig),
-    /// Lines of JSON: texts, prompts with completions, or conversations.
+    /// JSONL: texts, prompts with completions, or conversations.
     Jsonl(JsonlConfig),
     /// Sentences with English translations, for a translation model.
     Parallel(ParallelConfig),
@@ -62,70 +62,74 @@ pub(crate) struct TextConfig {
     pub crate_bytes: MostBytes,
 }
 
-/// Lines of JSON, each a sample: a text, a prompt with its completion, or the messages of a
+/// JSONL, each line a sample: a text, a prompt with its completion, or the messages of a
 /// conversation.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct JsonlConfig {
-    /// Files with one JSON object per line, to learn from.
+    /// JSONL files to train on: one JSON object per line.
     pub files: Vec<PathBuf>,
-    /// Files that are mixed by weight, in the place of `files`: `[[data.sources]]` with `path` and
-    /// `weight`.
+    /// Files to mix by weight, in place of `files`: `[[data.sources]]` with `path` and `weight`.
     pub sources: Vec<SourceConfig>,
     /// Files to validate on. An empty list holds out `validation_share` of the samples.
     pub validation: Vec<PathBuf>,
     /// Fraction of the samples that is held out for validation when `validation` is empty.
     pub validation_share: f64,
-    /// Names of the fields of a line: `data.fields.text`, `data.fields.prompt`,
-    /// `data.fields.completion` and `data.fields.messages`.
+    /// Names of the fields in a line: `data.fields.text`, `data.fields.prompt`,
+    /// `data.fields.completion` and `data.fields.messages`. Each defaults to the last part of its
+    /// key.
     pub fields: FieldsConfig,
-    /// Path of a chat template, which makes one text of messages. Empty means the one beside the
-    /// tokenizer.
+    /// Path of the chat template that renders messages as text. Empty means the template in the
+    /// tokenizer's folder.
     pub chat_template: PathBuf,
     /// Where the tokenizer comes from. `auto` keeps that of the weights named by `--init`, and
     /// without such weights trains a new one. `new` always trains a new one. Any other value is the
     /// path of a `tokenizer.json`.
     #[serde(with = "as_text")]
     pub tokenizer: TokenizerChoice,
-    /// Length of a row, in tokens.
+    /// Length of a row, in tokens. With `--from` the default is 512, or the number of the model's
+    /// positions if that is smaller.
     pub sequence: usize,
-    /// How samples are placed in rows. `separate` puts several in a row, which do not see each
-    /// other. `joined` does the same, but later ones see earlier ones. `none` gives each sample a
-    /// row. `auto` is `separate` for models that can, and otherwise `none`.
+    /// How samples are packed into rows. `separate` packs several into a row, and they do not
+    /// attend to each other. `joined` packs, too, but later samples attend to earlier ones. `none`
+    /// gives each sample a row. `auto` is `separate` for models of the Llama family and `none` for
+    /// other models.
     #[serde(with = "as_text")]
     pub packing: PackingChoice,
-    /// What to do with a line that cannot be a sample. `stop` ends the command and names the line.
-    /// `skip` leaves such lines out and counts them.
+    /// What to do with an invalid line. `stop` ends the command and names the line. `skip` skips
+    /// invalid lines and counts them.
     #[serde(with = "as_text")]
     pub on_bad_line: OnBadLineChoice,
-    /// Folder in which tokens are kept for later runs, found again by their content. `auto` is
-    /// `gpipe/tokens` in the user's folder for caches; `off` keeps none.
+    /// Folder in which tokens are cached for later runs, keyed by the content of the file, the
+    /// tokenizer and the template. `auto` is `gpipe/tokens` in the user's cache folder. `off`
+    /// caches nothing.
     #[serde(with = "as_text")]
     pub cache: CacheChoice,
 }
 
-/// A file of samples and its share.
+/// A JSONL file and its weight in the mixture.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct SourceConfig {
     /// Path of the file.
     pub path: PathBuf,
-    /// Its share of the samples of training is this number by the sum of all weights.
+    /// Weight of the file. Its share of the training samples is the weight divided by the sum of
+    /// all weights.
     pub weight: f64,
 }
 
-/// Names of the fields of a line of JSON.
+/// Names of the fields in a line of JSONL.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct FieldsConfig {
-    /// Field of a text, all of which is learned.
+    /// Field of a text. All its tokens are in the loss.
     pub text: String,
-    /// Field of a prompt, which is only read.
+    /// Field of a prompt, which is not in the loss.
     pub prompt: String,
-    /// Field of what is learned after the prompt.
+    /// Field of the completion of a prompt, which is in the loss.
     pub completion: String,
-    /// Field of a conversation: a list of objects with `role` and `content`. What the assistant
-    /// says is learned.
+    /// Field of a conversation: a list of objects with the strings `role` and `content`. The
+    /// assistant's messages are in the loss.
     pub messages: String,
 }
 

@@ -121,7 +121,7 @@ impl Config {
         }
     }
 
-    /// How samples are placed in rows, with `auto` decided. `None` if the data are no samples.
+    /// How samples are packed into rows, with `auto` resolved. `None` unless the data are JSONL.
     pub(crate) fn packing(&self) -> Option<PackingChoice> {
         let Data::Jsonl(data) = &self.data else { return None };
         Some(match (data.packing, self.separates_documents()) {
@@ -131,7 +131,7 @@ impl Config {
         })
     }
 
-    /// Gives each document a row of its own, for what is not trained on: such rows are of any
+    /// Gives each document a separate row, as evaluation and generation need: the rows have any
     /// length.
     pub(crate) fn one_document_per_row(&mut self) {
         if let Data::Jsonl(data) = &mut self.data {
@@ -139,7 +139,7 @@ impl Config {
         }
     }
 
-    /// Whether the model can keep documents of a row from seeing each other.
+    /// Whether the model can keep the documents of a row from attending to each other.
     fn separates_documents(&self) -> bool {
         match &self.model {
             Model::Llama(_) => true,

@@ -23,7 +23,7 @@ pub(crate) struct Config {
     pub seed: u64,
     /// The network.
     pub model: Model,
-    /// Low-rank adapters, which are trained in the place of the network.
+    /// Low-rank adapters, which are trained in place of the model.
     pub lora: LoraConfig,
     /// The data to learn from.
     pub data: Data,
@@ -39,20 +39,20 @@ pub(crate) struct Config {
     pub checkpoint: CheckpointConfig,
 }
 
-/// Low-rank adapters (Hu et al. 2021). With them the network is frozen, and kept in the dtype of
-/// the arithmetic alone.
+/// Low-rank adapters (Hu et al. 2021). They freeze the base model, whose weights are then stored
+/// only in the dtype of the arithmetic.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct LoraConfig {
-    /// Rank of the adapters. 0 trains the network itself.
+    /// Rank of the adapters. 0 trains the whole model without adapters.
     pub rank: i64,
-    /// The adapters' product is scaled by `alpha / rank`. 0 stands for twice the rank.
+    /// Numerator of the factor `alpha / rank` on an adapter's output. 0 stands for twice the rank.
     pub alpha: f64,
-    /// Dropout of the adapters' inputs.
+    /// Dropout probability of the adapters' inputs.
     pub dropout: f64,
-    /// Which linear maps get an adapter: patterns of whole names, such as
-    /// `model.layers.0.self_attn.q_proj`, or of their last part, such as `q_proj`. `*` stands for
-    /// any text. Embeddings, the output layer and experts get none.
+    /// Linear layers that get an adapter: patterns of whole names, such as
+    /// `model.layers.0.self_attn.q_proj`, or of their last part, such as `q_proj`. `*` matches any
+    /// text. Embeddings, the output layer and experts get no adapter.
     pub targets: Vec<String>,
 }
 
@@ -67,9 +67,9 @@ pub(crate) struct PipelineConfig {
     /// Number of copies of the whole pipeline, each of which trains on its part of every
     /// mini-batch. The number of processes must be a multiple of it.
     pub replicas: usize,
-    /// Whether the replicas divide the optimizer state among them: each keeps and updates the state
-    /// of a part of every stage's parameters, and sends the updated parameters to the others. It
-    /// changes no result and no checkpoint. With one replica it has no effect.
+    /// Whether the replicas divide the optimizer state. Each replica then stores and updates the
+    /// state of a part of every stage's parameters, and sends the updated parameters to the other
+    /// replicas. Results and checkpoints are the same. With one replica it has no effect.
     pub shard_optimizer: bool,
     /// Pipeline schedule: `gpipe`, `1f1b`, `interleaved:V` (V stages on each device), `zb-h1`, or
     /// `file:PATH`.
@@ -85,21 +85,21 @@ pub(crate) struct PipelineConfig {
     /// `selective` is like `unless-adjacent`, but keeps the outputs of matrix products and
     /// convolutions. `keep:N` is like `unless-adjacent`, but lets up to N more micro-batches at a
     /// time keep their activations. `segments:N` recomputes a stage in N segments, one at a time.
-    /// `offload` is like `unless-adjacent`, but moves activations to a file (on a GPU, to the
-    /// host's memory) and back instead of computing them again. `gpipe plan` chooses a policy for
+    /// `offload` is like `unless-adjacent`, but moves activations to a file and back instead of
+    /// recomputing them. On a GPU they go to the host's memory. `gpipe plan` chooses a policy for
     /// each stage.
     #[serde(with = "as_text")]
     pub remat: RematPolicies,
-    /// Folder for the activations that `offload` moves to files, such as one on a fast disk. The
-    /// files have no names and vanish with the process. If empty, where the system keeps temporary
-    /// files, which may itself be memory.
+    /// Folder of the files that `offload` writes activations to, such as one on a fast disk. The
+    /// files have no names and vanish with the process. Empty means the system's temporary folder,
+    /// which may itself be in memory.
     pub offload_folder: PathBuf,
     /// Devices: one for all stages, or a list, such as `cuda:0,cuda:0,cpu`. Each has one stage, or
     /// V stages under `interleaved:V`.
     #[serde(with = "as_text")]
     pub devices: Devices,
     /// Dtype of the arithmetic: `float32`, `float64`, or `bfloat16` or `float16` with float32
-    /// weights.
+    /// weights. With `[lora]`, the frozen weights have the dtype of the arithmetic, too.
     #[serde(with = "as_text")]
     pub dtype: Dtype,
     /// CPU kernels for float32. `aten` uses libtorch's matrix products. `channels-last` uses them
@@ -108,9 +108,10 @@ pub(crate) struct PipelineConfig {
     /// machine.
     #[serde(with = "as_text")]
     pub kernels: KernelChoice,
-    /// How many rows (positions of samples) of the output layer and the loss are computed at a
-    /// time, so that the logits of a micro-batch never exist: a large vocabulary's take 4 bytes per
-    /// word and row, several times. 0 computes all at once.
+    /// Number of rows (positions of samples) of the output layer and the loss to compute at a time.
+    /// The logits of a whole micro-batch are then never in memory. In float32 they take 4 bytes per
+    /// token of the vocabulary and row, and the loss holds several copies. 0 computes all rows at
+    /// once.
     pub loss_rows: usize,
     /// Number of CPU threads of each stage.
     pub threads_per_stage: usize,
@@ -206,10 +207,9 @@ pub(crate) struct AdamConfig {
     pub beta2: f64,
     /// Constant added to the denominator.
     pub eps: f64,
-    /// Dtype in which the two moments are kept: `float32`, or `bfloat16` in half the memory. New
-    /// moments are rounded to `bfloat16` stochastically, by random numbers that depend only on the
-    /// seed, parameter, update and element. With `pipeline.dtype = "float64"`, `float32` stands for
-    /// `float64`.
+    /// Dtype of the two stored moments: `float32`, or `bfloat16` in half the memory. Rounding to
+    /// `bfloat16` is stochastic. The random numbers depend only on the seed, parameter, update and
+    /// element. With `pipeline.dtype = "float64"`, `float32` stands for `float64`.
     #[serde(with = "as_text")]
     pub moments: MomentsChoice,
 }
@@ -293,7 +293,7 @@ pub(crate) struct CheckpointConfig {
 }
 
 impl LoraConfig {
-    /// The adapters; `None` if the network itself is trained.
+    /// The adapters; `None` if the whole model is trained.
     pub(crate) fn adapters(&self) -> Option<Lora> {
         let Self { rank, alpha, dropout, ref targets } = *self;
         let alpha = if alpha == 0.0 { 2.0 * rank as f64 } else { alpha };

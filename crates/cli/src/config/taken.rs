@@ -1,5 +1,4 @@
-//! What flags take into a configuration before it is read: a model's folder, files of samples,
-//! adapters.
+//! Flags that change a configuration before it is parsed: `--from`, `--data` and `--lora`.
 
 use std::path::{Path, PathBuf};
 
@@ -8,18 +7,20 @@ use gpipe_models::{Llama, huggingface::Network};
 use super::ConfigError;
 use crate::model_folder::ModelFolder;
 
-/// Tokens of a sample of `--from FOLDER` if nothing says it, or fewer where the model has fewer
-/// positions.
+/// Default length of a row with `--from FOLDER`, in tokens. A model with fewer positions lowers it.
 const FROM_SEQUENCE: i64 = 512;
 
-/// Rows of the loss that `--from FOLDER` computes at a time. Those of 151,936 words take 156 MB in
-/// float32.
+/// Default of `pipeline.loss_rows` with `--from FOLDER`. With a vocabulary of 151,936 tokens, the
+/// logits of 256 rows take 156 MB in float32.
 const FROM_LOSS_ROWS: i64 = 256;
 
-/// The learning rate of adapters if nothing says it.
+/// Default learning rate of adapters with `--from FOLDER` and no configuration file.
 const ADAPTERS_LR: f64 = 2e-4;
 
-/// Takes the model and the tokenizer of `folder` into the configuration that `origin` names.
+/// Inserts the model and the tokenizer of `folder` into the configuration read from `origin`.
+///
+/// # Errors
+/// The configuration has a `[model]`, or the folder cannot be used.
 pub(super) fn take_folder(
     table: &mut toml::Table,
     folder: &Path,
@@ -29,8 +30,8 @@ pub(super) fn take_folder(
     let refused = |reason: String| Err(ConfigError::From(reason));
     if table.contains_key("model") {
         return refused(format!(
-            "{}: {origin} has a [model], and --from takes that of the folder: leave one of them \
-            out (--init takes only the weights)",
+            "{}: {origin} has a [model], but --from takes the model from the folder: remove one of \
+            them (--init takes only the weights)",
             folder.display()
         ));
     }
@@ -40,7 +41,7 @@ pub(super) fn take_folder(
     let model = model.map(|(key, value)| (key.to_owned(), toml::Value::String(value)));
     table.insert("model".into(), toml::Table::from_iter(model).into());
     let Some(tokenizer) = tokenizer.to_str() else {
-        return refused(format!("{}: its name is no UTF-8: rename it", folder.display()));
+        return refused(format!("{}: its name is not UTF-8: rename it", folder.display()));
     };
     let data = table.entry("data").or_insert_with(|| toml::Table::new().into());
     if let toml::Value::Table(data) = data {
@@ -48,7 +49,7 @@ pub(super) fn take_folder(
         let sequence = own.described.network.positions().min(FROM_SEQUENCE);
         data.entry("sequence").or_insert_with(|| sequence.into());
     }
-    // A loss that balances experts needs all rows.
+    // A balancing loss needs all rows at once.
     let is_balanced = matches!(
         &own.described.network,
         Network::Llama(Llama { experts: Some(own), .. }) if own.balance > 0.0
@@ -61,8 +62,8 @@ pub(super) fn take_folder(
     Ok(())
 }
 
-/// Changes the configuration of `--from FOLDER` to one for adapters. They need larger steps than a
-/// whole network, and a frozen network needs no float32.
+/// Sets the defaults for adapters. Adapters need a larger learning rate than a whole model, and a
+/// frozen model needs no float32.
 pub(super) fn take_adapters(table: &mut toml::Table) {
     for (name, key, value) in [
         ("optimizer", "lr", toml::Value::from(ADAPTERS_LR)),
@@ -75,7 +76,10 @@ pub(super) fn take_adapters(table: &mut toml::Table) {
     }
 }
 
-/// Takes files of lines of JSON into the configuration.
+/// Inserts JSONL files into the configuration.
+///
+/// # Errors
+/// The configuration has other data, or the name of a file is not UTF-8.
 pub(super) fn take_data(table: &mut toml::Table, files: &[PathBuf]) -> Result<(), ConfigError> {
     let Some(first) = files.first() else { return Ok(()) };
     let refused =
@@ -83,7 +87,7 @@ pub(super) fn take_data(table: &mut toml::Table, files: &[PathBuf]) -> Result<()
     let mut names = Vec::new();
     for path in files {
         let Some(name) = path.to_str() else {
-            let reason = "its name is no UTF-8, which a configuration cannot hold: rename it";
+            let reason = "its name is not UTF-8, which a configuration cannot hold: rename it";
             return refused(path, reason.into());
         };
         names.push(toml::Value::from(name));
@@ -92,11 +96,11 @@ pub(super) fn take_data(table: &mut toml::Table, files: &[PathBuf]) -> Result<()
     let toml::Value::Table(data) = data else { return Ok(()) };
     match data.get("kind").map(|kind| kind.as_str().unwrap_or_default()) {
         None if data.contains_key("text") => {
-            let reason = "the configuration learns from data.text: leave one of them out";
+            let reason = "the configuration trains on data.text: use data.text or --data";
             refused(first, reason.into())
         }
         Some(kind) if kind != "jsonl" => {
-            let reason = format!("the configuration learns from {kind}: leave --data out");
+            let reason = format!("data.kind is {kind} in the configuration: omit --data");
             refused(first, reason)
         }
         _ => {

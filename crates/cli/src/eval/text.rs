@@ -81,7 +81,7 @@ fn on_texts(
     show(arguments, run, &measured, Some(tokens.bits_per_byte(measured.loss)))
 }
 
-/// Prints results. There are no bits per byte where only parts of texts are learned.
+/// Prints the results. Bits per byte exist only if all tokens are in the loss.
 fn show(
     arguments: &EvalArguments,
     run: &RunFolder,

@@ -1,4 +1,4 @@
-//! Adapters, added to their weights or in the format of PEFT.
+//! Merges adapters into the weights, or writes adapters in the format of PEFT.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -14,22 +14,24 @@ use tch::{Kind, Tensor};
 use super::Exported;
 use crate::CliError;
 
-/// The file of settings.
+/// PEFT's file of settings.
 pub(super) const CONFIG: &str = "adapter_config.json";
-/// The file of matrices.
+/// PEFT's file of adapter matrices.
 pub(super) const WEIGHTS: &str = "adapter_model.safetensors";
-/// What PEFT puts before the names of the model.
+/// PEFT's prefix of the model's names.
 const PREFIX: &str = "base_model.model.";
-/// What the names of weights end with.
+/// The end of the names of weights.
 const WEIGHT: &str = "weight";
 
-/// Whether a run's tensor is a matrix of an adapter.
+/// Whether the run's tensor `name` is a matrix of an adapter.
 pub(super) fn is_of_adapter(name: &str) -> bool {
     name.ends_with(LORA_A) || name.ends_with(LORA_B)
 }
 
-/// The run's weight `name` with its adapter, `W + alpha / rank * B A`, computed in float32, or in
-/// float64 if the weight is. `None` if it has no adapter.
+/// The run's weight `name` merged with its adapter: `W + alpha / rank * B A`. `None` if the weight
+/// has no adapter.
+///
+/// Computes and returns float32, or float64 for a weight in float64.
 pub(super) fn merged(
     set: &mut TensorSet,
     name: &str,
@@ -53,8 +55,8 @@ pub(super) fn merged(
     })
 }
 
-/// The matrices to write, sorted by their names in the run, with PEFT's names, as `kind` if one is
-/// given.
+/// The adapter matrices to write, with PEFT's names, sorted by their names in the run. `kind`
+/// converts all of them.
 pub(super) fn planned(
     set: &TensorSet,
     network: &Network,
@@ -74,12 +76,12 @@ pub(super) fn planned(
     Ok(all)
 }
 
-/// The metadata that readers of safetensors in Python want.
+/// The metadata that Python readers of safetensors expect.
 pub(super) fn metadata() -> BTreeMap<String, String> {
     BTreeMap::from([("format".to_owned(), "pt".to_owned())])
 }
 
-/// PEFT's settings for these `matrices`, of a run with the tensors `names`.
+/// The text of PEFT's settings for `matrices`, of a run with the tensors `names`.
 pub(super) fn config(
     lora: &Lora,
     matrices: &[Exported],
@@ -91,7 +93,8 @@ pub(super) fn config(
     let full: BTreeSet<String> =
         matrices.iter().filter_map(|own| map(own.planned.name.strip_prefix(PREFIX)?)).collect();
     let own: BTreeSet<String> = matrices.iter().filter_map(|own| map(&own.own)).collect();
-    // A last part stands for all maps that it ends. Use it if all of them have adapters.
+    // PEFT applies the last part of a name to every layer whose name ends with it. Use last parts
+    // only if all those layers have adapters.
     let last = |name: &str| name.rsplit('.').next().unwrap_or_default().to_owned();
     let weights = names.iter().filter_map(|name| name.strip_suffix(".weight"));
     let partial: BTreeSet<String> = weights.filter(|name| !own.contains(*name)).map(last).collect();

@@ -1,7 +1,7 @@
 //! `gpipe export`: a model's parameters as one safetensors file, or as a folder that Hugging Face's
 //! transformers reads.
 //!
-//! - [`adapters`]: adds adapters to the weights, or writes them in the format of PEFT
+//! - [`adapters`]: merges adapters into the weights, or writes adapters in the format of PEFT
 
 mod adapters;
 
@@ -179,7 +179,7 @@ fn to_folder(arguments: &ExportArguments, to: &Path) -> Result<(), CliError> {
     let is_folder = is_model_folder(&arguments.from);
     let lora = run.config.lora.adapters();
     if arguments.adapter && lora.is_none() {
-        return refuse("--adapter: the run has no adapters; leave it out to write the whole model");
+        return refuse("the run has no adapters: omit --adapter to write the whole model");
     }
     let folder = described(&run.config, &run.vocabulary, arguments.dtype.map(kind), is_folder)?;
     let tensors = match (&lora, arguments.adapter) {
@@ -227,14 +227,14 @@ fn partial(to: &Path) -> Result<PathBuf, CliError> {
     Ok(path)
 }
 
-/// The tensors of a run, and its adapters.
+/// The tensors of a run, and the settings of its adapters.
 struct Source {
     set: TensorSet,
     lora: Option<Lora>,
 }
 
 impl Source {
-    /// The tensor to be written, with its adapter, unless it is of an adapter.
+    /// The tensor to write. A weight with an adapter is merged with it.
     fn read(&mut self, exported: &Exported) -> Result<Tensor, FileError> {
         let kind = Some(exported.planned.kind);
         let tensor = match &self.lora {

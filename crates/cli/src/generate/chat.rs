@@ -1,4 +1,4 @@
-//! A conversation in the terminal: each line is a message, to which the model answers.
+//! A chat in the terminal: the model answers each line of standard input.
 
 use std::io::{BufRead, IsTerminal, Read};
 
@@ -22,7 +22,7 @@ use crate::{
 
 /// Maximum size of a message: 1 MiB.
 const MESSAGE_BYTES_MAX: u64 = 1 << 20;
-/// Forgets the conversation.
+/// The command that begins a new conversation.
 const RESET: &str = "/reset";
 
 /// A conversation.
@@ -31,11 +31,14 @@ pub(super) struct Chat<'t> {
     pub tokenizer: &'t Tokenizer,
     pub settings: Settings,
     pub seed: u64,
-    /// The number of positions that the model has at most.
+    /// Maximum number of tokens that the model reads.
     pub positions: usize,
 }
 
-/// The chat template of a model. What ends the assistant's turn in it ends an answer.
+/// The chat template of a model. Adds the end of the assistant's turn to the ends in `settings`.
+///
+/// # Errors
+/// There are several processes, or the model has no valid chat template.
 pub(super) fn template(
     vocabulary: &Vocabulary,
     settings: &mut Settings,
@@ -43,14 +46,13 @@ pub(super) fn template(
 ) -> Result<ChatTemplate, CliError> {
     if processes.are_several() {
         return Err(CliError::Usage(
-            "--chat: a conversation takes place in one process: leave launch out, and use --stages"
-                .into(),
+            "--chat runs in one process: omit launch, and use --stages".into(),
         ));
     }
     let Some(Template { compiled, .. }) = Template::of(vocabulary)? else {
         return Err(CliError::Usage(
-            "--chat: the model has no chat template: train it on conversations, or put its \
-            chat_template.jinja beside its tokenizer.json; --prompt continues any text"
+            "--chat: the model has no chat template: train it on conversations, or add \
+            chat_template.jinja to the folder of its tokenizer.json; --prompt continues any text"
                 .into(),
         ));
     };
@@ -65,7 +67,7 @@ pub(super) fn template(
 }
 
 impl Chat<'_> {
-    /// Answers the messages of standard input, up to its end.
+    /// Answers the messages of standard input until it ends.
     pub fn hold(self, pipeline: &mut Pipeline, system: Option<&str>) -> Result<(), CliError> {
         let begin: Vec<Value> = system.map(|text| message("system", text)).into_iter().collect();
         let mut messages = begin.clone();
@@ -101,7 +103,8 @@ impl Chat<'_> {
         Ok(())
     }
 
-    /// Prints the answer to `messages` as it is made, and returns it. `None` if the reader is gone.
+    /// Generates the answer to `messages`, prints it token by token, and returns it. `None` if
+    /// standard output is closed.
     fn answer(
         &self,
         number: usize,
@@ -113,7 +116,7 @@ impl Chat<'_> {
         let text = Text::answer(number, conversation, self.tokenizer, &self.settings)?;
         if text.tokens.len() > self.positions {
             complain!(
-                "gpipe: the conversation has {} tokens, of which the model sees the last {}",
+                "gpipe: the conversation has {} tokens: the model reads only the last {}",
                 text.tokens.len(),
                 self.positions
             );
@@ -128,13 +131,13 @@ impl Chat<'_> {
             return Ok(None);
         }
         if text.end == Some(End::Length) {
-            complain!("gpipe: the answer was cut after {} tokens: see --tokens", settings.tokens);
+            complain!("gpipe: the answer was cut after {} tokens: raise --tokens", settings.tokens);
         }
         Ok(Some(text.made))
     }
 }
 
-/// Whether a message looks like a command: a slash and a word.
+/// Whether a message looks like a command: a slash and letters.
 fn is_command(text: &str) -> bool {
     let name = text.strip_prefix('/').unwrap_or_default();
     !name.is_empty() && name.chars().all(|c| c.is_ascii_alphabetic())
@@ -157,6 +160,6 @@ fn next_message() -> Result<Option<String>, CliError> {
         let reason = format!("a message has at most {MESSAGE_BYTES_MAX} bytes: send it in parts");
         return Err(CliError::Usage(reason));
     }
-    let refused = |_| CliError::Usage("the message is not UTF-8: set the terminal to it".into());
+    let refused = |_| CliError::Usage("the message is not UTF-8: set the terminal to UTF-8".into());
     String::from_utf8(bytes).map(Some).map_err(refused)
 }

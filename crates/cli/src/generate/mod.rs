@@ -13,7 +13,7 @@
 //! The result does not depend on the number of stages. Texts of equal length share a step. Groups
 //! of texts flow through the stages like micro-batches.
 //!
-//! - [`chat`]: talks with the user
+//! - [`chat`]: a chat in the terminal
 //! - [`prompts`]: the texts to continue; [`settings`]: how; [`texts`]: texts while they grow
 //! - [`sampling`]: chooses the next token; [`stops`]: strings that end a text
 //! - [`writer`]: prints them
@@ -76,7 +76,7 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
         return Err(CliError::Usage(format!("--batch {}: use 1 to {BATCH_MAX}", arguments.batch)));
     }
     if arguments.system.is_some() && !arguments.chat {
-        return Err(CliError::Usage("--system begins a conversation: add --chat".into()));
+        return Err(CliError::Usage("--system needs --chat".into()));
     }
     let mut run = RunFolder::open(&arguments.run, processes)?;
     if matches!(run.config.data, Data::Parallel(_)) {

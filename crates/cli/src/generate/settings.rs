@@ -14,7 +14,7 @@ pub(super) const TOKENS_MAX: usize = 1 << 20;
 const TOP_K: usize = 50;
 /// The number of new tokens if nothing says it.
 const TOKENS: usize = 128;
-/// The same for an answer in a conversation.
+/// The number of new tokens of an answer in a chat if nothing says it.
 const ANSWER_TOKENS: usize = 512;
 /// Maximum number of strings that end a text.
 const STOPS_MAX: usize = 64;

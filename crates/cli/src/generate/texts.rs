@@ -49,8 +49,7 @@ impl<'t> Text<'t> {
         Ok(Self::after(tokens, (number, prompt), tokenizer, settings))
     }
 
-    /// The answer to a conversation, of which a chat template made one text. The tokenizer adds
-    /// nothing to it.
+    /// The answer to a `conversation`, rendered by a chat template. The tokenizer adds no tokens.
     pub fn answer(
         number: usize,
         conversation: String,

@@ -133,13 +133,13 @@ fn tensors(batch: &gpipe_data::Batch) -> Result<Batch, tch::TchError> {
     Ok(Batch { inputs: inputs.into_tensors(), targets, samples: batch.samples as u64 })
 }
 
-/// The number of tokens of a tokenizer that is learned from the data.
+/// The vocabulary size for a tokenizer trained on the data.
 pub(super) fn tokens_to_learn(config: &Config) -> Result<usize, CliError> {
     match &config.model {
         Model::Transformer(TransformerConfig { vocabulary, .. })
         | Model::Llama(LlamaConfig { vocabulary, .. }) => Ok(*vocabulary),
         Model::HuggingFace(_) => Err(CliError::Usage(
-            "the model has tokens of its own: name its tokenizer with --set data.tokenizer=PATH"
+            "the model has a fixed vocabulary: name its tokenizer with --set data.tokenizer=PATH"
                 .into(),
         )),
         _ => Err(CliError::Usage("text needs a transformer or a llama".into())),

@@ -1,11 +1,11 @@
 //! What a model is trained for: the data, the meaning of tokens and classes, and the metrics.
 //!
 //! - [`language`]: predicting the next token of a text
-//! - [`jsonl`]: the same for samples of lines of JSON, such as conversations, packed in rows
+//! - [`jsonl`]: predicting the next token of JSONL samples, such as conversations, packed in rows
 //! - [`translation`]: translating sentences in many languages into English
 //! - [`classification`]: classifying images
 //! - [`pinned`]: checks that the default text is the expected one
-//! - [`template`]: the chat template beside a tokenizer
+//! - [`template`]: the chat template of a model
 //! - [`vocabulary`]: a trained model's tokens or classes
 //! - here: what the tasks have in common, and the choice between them
 
@@ -167,7 +167,7 @@ pub(crate) fn unit(config: &Config) -> &'static str {
     }
 }
 
-/// The network, for `size` tokens or classes, with its adapters if it has some.
+/// The model for `size` tokens or classes, with adapters if `[lora]` has a rank.
 pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> {
     let network = network(config, size)?;
     Ok(match config.lora.adapters() {
@@ -176,7 +176,7 @@ pub(crate) fn model(config: &Config, size: usize) -> Result<Sequence, CliError> 
     })
 }
 
-/// The network without adapters.
+/// The model without adapters.
 fn network(config: &Config, size: usize) -> Result<Sequence, CliError> {
     const COLOURS: i64 = 3;
     Ok(match &config.model {
@@ -312,7 +312,7 @@ pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     Err(CliError::Usage("model.classes is 0: say how many classes the network has".into()))
 }
 
-/// The number of tokens of a sample or row, or 0 if the data are no text to continue.
+/// The number of tokens of a sample or row. 0 unless the data are text or JSONL.
 pub(crate) fn sequence(config: &Config) -> usize {
     match &config.data {
         Data::Text(data) => data.sequence,

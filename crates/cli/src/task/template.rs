@@ -1,4 +1,4 @@
-//! The chat template that belongs to a tokenizer: in the files beside it, or configured.
+//! The chat template of a model: from the tokenizer's folder, or from `data.chat_template`.
 
 use std::path::Path;
 
@@ -8,18 +8,18 @@ use serde_json::Value;
 use super::{Vocabulary, vocabulary::Tokens};
 use crate::{CliError, files::read_bounded};
 
-/// A template by itself.
+/// The file of a chat template.
 const TEMPLATE: &str = "chat_template.jinja";
-/// A template in JSON, as processors of several kinds of input have it.
+/// The file of a chat template in JSON, which multimodal models have.
 const TEMPLATE_IN_JSON: &str = "chat_template.json";
-/// The tokenizer's settings, in which older folders have the template.
+/// The file of the tokenizer's settings, which has the template in older folders.
 const SETTINGS: &str = "tokenizer_config.json";
-/// The key of a template.
+/// The key of the template in JSON files.
 const KEY: &str = "chat_template";
 /// Maximum size of a configured template: 4 MiB.
 const TEMPLATE_BYTES_MAX: u64 = 4 << 20;
 
-/// A chat template, with the text that it was read from.
+/// A compiled chat template with its source.
 pub(crate) struct Template {
     pub source: String,
     pub tokens: SpecialTokens,
@@ -33,7 +33,10 @@ impl Template {
         Ok(Self { source, tokens, compiled })
     }
 
-    /// The template of a vocabulary, from the files beside its tokenizer. `None` if they have none.
+    /// The template in the tokenizer's folder. `None` if the folder has no template.
+    ///
+    /// # Errors
+    /// A file is not JSON or not UTF-8, or the template is invalid.
     pub(crate) fn of(vocabulary: &Vocabulary) -> Result<Option<Self>, CliError> {
         let settings = json(vocabulary, SETTINGS)?;
         let other = json(vocabulary, TEMPLATE_IN_JSON)?;
@@ -60,8 +63,11 @@ impl Template {
     }
 }
 
-/// The vocabulary with the template in the file at `path`, which replaces others. An empty path
-/// changes nothing.
+/// Replaces the template of `vocabulary` by that in the file at `path`. An empty path changes
+/// nothing.
+///
+/// # Errors
+/// The file cannot be read, or the template is invalid.
 pub(super) fn with_configured(
     mut vocabulary: Vocabulary,
     path: &Path,
@@ -77,8 +83,11 @@ pub(super) fn with_configured(
     Ok(vocabulary)
 }
 
-/// The template in the file at `path`, for a tokenizer that is yet to be learned. `None` if the
-/// path is empty.
+/// The template in the file at `path`, for a tokenizer that is not trained yet. `None` if the path
+/// is empty.
+///
+/// # Errors
+/// The file cannot be read, or the template is invalid.
 pub(super) fn configured(path: &Path) -> Result<Option<Template>, CliError> {
     if path.as_os_str().is_empty() {
         return Ok(None);
@@ -97,8 +106,8 @@ fn end_of_document(vocabulary: &Vocabulary) -> Result<Option<String>, CliError> 
     Ok(tokenizer.specials().find(is_end).map(str::to_owned))
 }
 
-/// The template in the value of a file, with the file's name: a text, or a list of which one is
-/// named `default`.
+/// The template in a parsed JSON file, with the file's `name`. The file has one template, or a list
+/// with one named `default`.
 fn found_in(value: &Option<Value>, name: &'static str) -> Option<(String, &'static str)> {
     let source = match value.as_ref()?.get(KEY)? {
         Value::String(source) => source.as_str(),
@@ -113,8 +122,12 @@ fn found_in(value: &Option<Value>, name: &'static str) -> Option<(String, &'stat
 
 fn json(vocabulary: &Vocabulary, name: &str) -> Result<Option<Value>, CliError> {
     let read = |bytes: &[u8]| {
-        serde_json::from_slice(bytes)
-            .map_err(|error| CliError::Usage(format!("{name} of the model: {error}")))
+        serde_json::from_slice(bytes).map_err(|error| {
+            let (line, column) = (error.line(), error.column());
+            CliError::Usage(format!(
+                "{name} of the model is not JSON (line {line}, column {column}): correct it"
+            ))
+        })
     };
     vocabulary.companion(name).map(read).transpose()
 }

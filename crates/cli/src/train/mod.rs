@@ -144,8 +144,8 @@ fn open_data(
         }
         (None, None) if start.config.lora.rank != 0 => {
             return Err(CliError::Usage(
-                "lora.rank: adapters change a network that was trained: name its folder with \
-                --from FOLDER, or its weights with --init FILE"
+                "lora.rank: adapters need a trained model: name its folder with --from FOLDER, or \
+                its weights with --init FILE"
                     .into(),
             ));
         }
@@ -309,7 +309,7 @@ fn describe(config: &Config, model: &gpipe::Sequence) {
             .filter(|(name, _)| name.ends_with(gpipe::LORA_A) || name.ends_with(gpipe::LORA_B));
         let sizes: Vec<i64> = own.map(|(_, shape)| shape.iter().product()).collect();
         say!(
-            "trained: {} parameters of adapters of rank {} on {} linear maps; the rest is frozen",
+            "trained: {} parameters of adapters of rank {} on {} linear layers; the rest is frozen",
             sizes.iter().sum::<i64>(),
             lora.rank,
             sizes.len() / 2

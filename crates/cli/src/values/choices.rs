@@ -86,14 +86,14 @@ choice!(
 );
 
 choice!(
-    /// How samples are placed in rows.
+    /// How samples are packed into rows.
     PackingChoice, {
         Auto = "auto", Separate = "separate", Joined = "joined", None = "none"
     }
 );
 
 choice!(
-    /// What to do with a line that cannot be a sample.
+    /// What to do with an invalid line of JSONL.
     OnBadLineChoice, { Stop = "stop", Skip = "skip" }
 );
 

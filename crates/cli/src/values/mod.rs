@@ -1,6 +1,6 @@
 //! Values that configurations and flags write as text, with their parsers and printers.
 //!
-//! - [`choices`]: those that are one of several names
+//! - [`choices`]: values that are one of several names
 
 mod choices;
 
@@ -271,10 +271,10 @@ impl FromStr for Every {
     }
 }
 
-/// Where tokens of samples are kept.
+/// Where the tokens of samples are cached.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub(crate) enum CacheChoice {
-    /// In the user's folder for caches.
+    /// In `gpipe/tokens` in the user's cache folder.
     #[default]
     Auto,
     /// Nowhere.

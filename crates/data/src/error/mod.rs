@@ -104,10 +104,9 @@ pub enum Error {
 
     /// A file of JSON records would be read as plain text.
     #[error(
-        "`{}` is JSON: its records would be learned as plain text, braces and names of fields and \
-        all; for samples on lines of JSON use --data; or extract the text \
-         (for example with `jq -r .text`), or insist with data.json = \"text\" (\"skip\" leaves \
-         such files of a folder out)",
+        "`{}` is JSON, and would be read as plain text, with braces and field names; train on \
+        JSONL samples with --data, extract the text (for example with `jq -r .text`), or accept \
+        JSON with data.json = \"text\" (\"skip\" skips the JSON files in folders)",
         path.display()
     )]
     Json {
@@ -191,10 +190,10 @@ pub enum Error {
         reason: String,
     },
 
-    /// A line of a file of JSON is not as it should be.
+    /// A line of a JSONL file is invalid.
     #[error(
-        "{path}: line {line}: {reason}; correct it, or leave such lines out with data.on_bad_line \
-        = \"skip\""
+        "{path}: line {line}: {reason}; correct the line, or skip invalid lines with \
+        data.on_bad_line = \"skip\""
     )]
     BadLine {
         /// The file.
@@ -205,10 +204,10 @@ pub enum Error {
         reason: String,
     },
 
-    /// There are messages, and nothing makes one text of them.
+    /// A line has messages, but there is no chat template to render them.
     #[error(
-        "{}: line {line} has messages, and the model has no chat template: name one with \
-        data.chat_template, or give prompt and completion instead of messages",
+        "{}: line {line} has messages, but the model has no chat template: set \
+        data.chat_template, or use prompt and completion instead of messages",
         path.display()
     )]
     NoTemplate {
@@ -218,9 +217,9 @@ pub enum Error {
         line: u64,
     },
 
-    /// A file has too many tokens.
+    /// A JSONL file has too many tokens.
     #[error(
-        "{}: it has more than {} tokens: divide it into several files",
+        "{}: the file has more than {} tokens: split it into several files",
         path.display(),
         bounds::SAMPLE_TOKENS_MAX
     )]
@@ -229,17 +228,17 @@ pub enum Error {
         path: PathBuf,
     },
 
-    /// There is no sample to learn from, or none to validate on.
+    /// There is no sample to train on, or none to validate on.
     #[error(
-        "there are no samples: training and validation need one each, whose learned part begins \
-        within data.sequence tokens"
+        "there are no samples: training and validation each need a sample with a token in the \
+        loss within its first data.sequence tokens"
     )]
     NoSamples,
 
-    /// A source's weight is no share of the samples.
+    /// The weight of a source is not positive, or too small beside the other weights.
     #[error(
-        "a source has the weight {weight}: use positive numbers, each at least a thousandth of \
-        their sum"
+        "data.sources has the weight {weight}: use positive weights, each at least a thousandth \
+        of their sum"
     )]
     SourceWeight {
         /// The weight.

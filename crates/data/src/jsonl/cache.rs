@@ -1,7 +1,7 @@
-//! Samples of an earlier run, kept on disk.
+//! The cache of encoded samples on disk.
 //!
-//! A file is named after the SHA-256 of everything that its samples depend on. It ends with a
-//! SHA-256 of itself. A file that does not fit is made again, never used.
+//! The name of a cache file is the SHA-256 of everything that its samples depend on. The file ends
+//! with the SHA-256 of its content. A damaged file is not used, and is written again.
 
 use std::{fs, io, path::Path, time::SystemTime};
 
@@ -10,25 +10,25 @@ use sha2::{Digest, Sha256};
 use super::{Encoded, Samples};
 use crate::bounds::SAMPLE_TOKENS_MAX;
 
-/// The first line. A change of what samples are needs another number.
+/// The first line of a cache file. A change of the format needs another number.
 const MAGIC: &[u8] = b"gpipe tokens 1\n";
-/// The ending of names.
+/// The extension of cache files.
 const ENDING: &str = "tokens";
-/// Files that are kept. Older ones are removed.
+/// Maximum number of files in a cache folder. The oldest files are removed.
 pub const FILES_MAX: usize = 32;
-/// Bytes of a hash.
+/// Size of a hash, in bytes.
 const HASH: usize = 32;
-/// Bytes of a token.
+/// Size of a token, in bytes.
 const TOKEN: usize = 4;
-/// Bytes of the place where a sample ends.
+/// Size of the index of a sample's end, in bytes.
 const END: usize = 8;
 
-/// Everything that samples depend on.
+/// The key of a cache file: a hash of everything that its samples depend on.
 #[derive(Debug, Default)]
 pub struct Key(Sha256);
 
 impl Key {
-    /// Adds a part, with its length.
+    /// Adds a part of the key, such as a setting. Its length is hashed, too.
     #[must_use]
     pub fn with(mut self, part: &[u8]) -> Self {
         self.0.update((part.len() as u64).to_le_bytes());
@@ -36,10 +36,10 @@ impl Key {
         self
     }
 
-    /// Adds the content of a file.
+    /// Adds the content of the file at `path`.
     ///
     /// # Errors
-    /// The system's.
+    /// The I/O error of opening or reading the file.
     pub fn with_file(mut self, path: &Path) -> io::Result<Self> {
         let mut own = Sha256::new();
         io::copy(&mut gpipe_files::open(path)?, &mut own)?;
@@ -47,7 +47,7 @@ impl Key {
         Ok(self)
     }
 
-    /// The name of the file.
+    /// The name of the cache file for this key.
     #[must_use]
     pub fn name(self) -> String {
         let hash = self.0.finalize();
@@ -56,7 +56,8 @@ impl Key {
     }
 }
 
-/// Reads samples. `None` if there are none, or the file is damaged.
+/// Reads the samples cached at `path`. `None` if the file does not exist, cannot be read or is
+/// damaged.
 #[must_use]
 pub fn read(path: &Path) -> Option<Encoded> {
     let most = SAMPLE_TOKENS_MAX as u64 * (TOKEN + END) as u64;
@@ -77,7 +78,7 @@ pub fn read(path: &Path) -> Option<Encoded> {
     Some(Encoded { samples, ..Encoded::default() })
 }
 
-/// A list and what follows it.
+/// Parses a list with its length. Returns the list and the bytes after it.
 fn list<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Option<(Vec<T>, &[u8])> {
     let (count, rest) = bytes.split_first_chunk::<8>()?;
     let count = usize::try_from(u64::from_le_bytes(*count)).ok()?;
@@ -86,12 +87,12 @@ fn list<const N: usize, T>(bytes: &[u8], of: fn([u8; N]) -> T) -> Option<(Vec<T>
     Some((all.iter().map(|chunk| of(*chunk)).collect(), rest))
 }
 
-/// Keeps samples at `path`, and removes the oldest files beside it if there are more than
-/// [`FILES_MAX`]. Lines that were left out are not kept: such files are read again, so that each
-/// run names them.
+/// Caches samples at `path`, and removes the oldest files of the folder above [`FILES_MAX`].
+///
+/// Samples of a file with skipped lines are not cached, so that each run lists the skipped lines.
 ///
 /// # Errors
-/// The system's.
+/// The I/O error of creating or listing the folder, writing the file or removing an old file.
 pub fn write(path: &Path, encoded: &Encoded) -> io::Result<()> {
     if encoded.left_out > 0 {
         return Ok(());

@@ -1,21 +1,21 @@
-//! A file of lines of JSON as samples.
+//! Encodes the lines of a JSONL file as samples.
 
 use std::path::Path;
 
 use super::{BadLine, ChatTemplate, Fields, Lines, Marked, OnBadLine, Record, Sample, Samples};
 use crate::{Document, Error, Result, Tokenizer, bounds::SAMPLE_TOKENS_MAX};
 
-/// Lines between two reports of progress.
+/// Number of lines between two reports of progress.
 const TELL_EVERY: u64 = 256;
 
-/// How lines become samples.
+/// Encodes the lines of JSONL files as samples: tokens with a loss mask.
 #[derive(Debug)]
 pub struct Encoder<'a> {
-    /// Makes one text of messages.
+    /// Renders messages. Without a template, a line with messages is an error.
     pub template: Option<&'a ChatTemplate>,
-    /// Names of the fields.
+    /// Names of the fields in a line.
     pub fields: Fields,
-    /// What happens to bad lines.
+    /// What happens to invalid lines.
     pub on_bad_line: OnBadLine,
 }
 
@@ -24,18 +24,21 @@ pub struct Encoder<'a> {
 pub struct Encoded {
     /// The samples, in the order of the lines.
     pub samples: Samples,
-    /// Number of lines that were left out.
+    /// Number of skipped lines.
     pub left_out: u64,
-    /// The first of them.
+    /// The first 100 skipped lines.
     pub bad: Vec<BadLine>,
 }
 
 impl Encoder<'_> {
-    /// Reads a file as tokens. `tell` is called now and then with the number of bytes read.
+    /// Encodes the file at `path`. `tell` is called every 256 lines and at the end, with the number
+    /// of bytes read.
     ///
     /// # Errors
-    /// The file cannot be read; a line is bad, unless such lines are skipped; there are messages
-    /// and no template; there are too many tokens.
+    /// - [`Error::Io`] if the file cannot be read
+    /// - [`Error::BadLine`] if a line is invalid, unless such lines are skipped
+    /// - [`Error::NoTemplate`] if a line has messages and there is no template
+    /// - [`Error::TooManyTokens`] if the file has more than 2^31 tokens
     pub fn encode(
         &self,
         path: &Path,
@@ -48,7 +51,7 @@ impl Encoder<'_> {
             let marked = self.marked(&record?, path, lines.line())?;
             match marked.and_then(|(marked, is_chat)| sample(&marked, is_chat, tokenizer)) {
                 Ok(sample) if samples.push(&sample) => {}
-                Ok(_) => lines.refuse("nothing in it is learned: it is too short".into())?,
+                Ok(_) => lines.refuse("no token is in the loss: the sample is too short".into())?,
                 Err(reason) => lines.refuse(reason)?,
             }
             if samples.tokens() > SAMPLE_TOKENS_MAX {
@@ -63,11 +66,11 @@ impl Encoder<'_> {
         Ok(Encoded { samples, left_out, bad: bad.to_vec() })
     }
 
-    /// Reads the texts of a file, to learn a tokenizer from, up to `bytes_max`. Returns whether
-    /// that was all.
+    /// Reads up to `bytes_max` bytes of text from the file at `path`, to train a tokenizer on.
+    /// Returns the texts, and whether they are all of the file's texts.
     ///
     /// # Errors
-    /// As for [`Encoder::encode`].
+    /// As for [`Encoder::encode`], but without a limit on tokens.
     pub fn texts(&self, path: &Path, bytes_max: u64) -> Result<(Vec<Document>, bool)> {
         let mut lines = Lines::open(path, self.fields.clone(), self.on_bad_line)?;
         let (mut documents, mut bytes) = (Vec::new(), 0);
@@ -87,7 +90,7 @@ impl Encoder<'_> {
         Ok((documents, true))
     }
 
-    /// The text of a record and whether a template made it, or what is wrong with the record.
+    /// The text of a record and whether a template rendered it, or the reason why it is invalid.
     fn marked(
         &self,
         record: &Record,
@@ -110,8 +113,8 @@ impl Encoder<'_> {
     }
 }
 
-/// The tokens of a text. Unless a chat template made it, it gets the token that ends a document,
-/// which is learned.
+/// The tokens and loss mask of a text. The token that ends a document is appended and is in the
+/// loss, unless a chat template rendered the text.
 fn sample(
     marked: &Marked,
     is_chat: bool,
@@ -122,7 +125,7 @@ fn sample(
         return Ok(sample);
     }
     let end = tokenizer.end_of_document();
-    // The post-processor of another program's tokenizer may have added it.
+    // The tokenizer's post-processor may already have appended the token.
     match (sample.tokens.last(), sample.learned.last_mut()) {
         (Some(last), Some(learned)) if *last == end => *learned = true,
         _ => {
@@ -138,7 +141,7 @@ mod tests {
     use super::*;
     use crate::Document;
 
-    /// A tokenizer that learned next to nothing: tokens are nearly bytes.
+    /// A tokenizer trained on little text: most tokens are bytes.
     pub fn tokenizer() -> Tokenizer {
         let text = "the cat sat on the mat; the dog sat on the log\n".repeat(4);
         Tokenizer::train(&[Document { name: "t".into(), text }], 280).unwrap()
@@ -161,7 +164,7 @@ mod tests {
         encoded
     }
 
-    /// The text of a sample, and the part of it that is learned.
+    /// The text of a sample, and the part of the text that is in the loss.
     fn shown(samples: &Samples, number: usize) -> (String, String) {
         let view = samples.view(number);
         let text = |learned_only: bool| {
@@ -190,7 +193,7 @@ mod tests {
     fn fault_lines_that_cannot_be_samples_are_named_or_counted() {
         let text = "{\"text\": \"\"}\n{\"text\": \"the cat\"}\n{\"txt\": 1}\n";
         let error = encoded(text, OnBadLine::Stop).unwrap_err().to_string();
-        assert!(error.contains("line 1: nothing in it is learned"), "{error}");
+        assert!(error.contains("line 1: no token is in the loss"), "{error}");
         assert!(error.contains("on_bad_line"), "{error}");
         let Encoded { samples, left_out, bad } = encoded(text, OnBadLine::Skip).unwrap();
         assert_eq!((samples.len(), left_out), (1, 2));

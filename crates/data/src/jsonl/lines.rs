@@ -1,4 +1,4 @@
-//! Lines of files of JSON (JSONL), and what happens to bad ones.
+//! The lines of a JSONL file, and what happens to invalid lines.
 
 use std::{
     fs::File,
@@ -11,35 +11,38 @@ use crate::{Error, Result};
 
 /// Maximum length of a line: 16 MiB.
 pub const LINE_BYTES_MAX: u64 = 16 << 20;
-/// How a compressed file begins.
+/// The first bytes of a gzip file.
 const GZIP: &[u8] = &[0x1f, 0x8b];
-/// What some editors write at the beginning of a file.
+/// The byte order mark, which some editors write at the beginning of a file.
 const BYTE_ORDER_MARK: &[u8] = "\u{feff}".as_bytes();
-/// Bad lines that are remembered with their reasons.
+/// Maximum number of skipped lines whose reasons are stored.
 const REMEMBERED_MAX: usize = 100;
 
-/// What happens to a line that is not as it should be.
+/// What happens to an invalid line.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum OnBadLine {
     /// Reading ends with an error.
     #[default]
     Stop,
-    /// The line is left out and counted.
+    /// The line is skipped and counted.
     Skip,
 }
 
-/// A line that was left out.
+/// An invalid line that was skipped.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BadLine {
     /// The file.
     pub path: PathBuf,
     /// The line's number, from 1.
     pub line: u64,
-    /// What is wrong.
+    /// What is wrong with the line.
     pub reason: String,
 }
 
-/// The records of a file, one by one. At most one line is in memory.
+/// An iterator over the records of a JSONL file. At most one line is in memory.
+///
+/// Blank lines are ignored. An item is an error if the file cannot be read, or if a line is invalid
+/// and such lines are not skipped. The iterator ends after an error.
 #[derive(Debug)]
 pub struct Lines {
     path: PathBuf,
@@ -54,10 +57,10 @@ pub struct Lines {
 }
 
 impl Lines {
-    /// Opens a file.
+    /// Opens the file at `path`.
     ///
     /// # Errors
-    /// The file cannot be opened.
+    /// [`Error::Io`] if the file cannot be opened.
     pub fn open(path: &Path, fields: Fields, on_bad_line: OnBadLine) -> Result<Self> {
         let opened = gpipe_files::open(path).map_err(std::io::Error::from);
         let file = opened.map_err(Error::io("open", path))?;
@@ -74,28 +77,29 @@ impl Lines {
         })
     }
 
-    /// The number of lines that were left out, and the first of them.
+    /// The number of skipped lines, and the first 100 of them.
     #[must_use]
     pub fn left_out(&self) -> (u64, &[BadLine]) {
         (self.left_out, &self.remembered)
     }
 
-    /// The number of the line that was read last.
+    /// The number of the line that was read last, from 1; 0 before the first.
     #[must_use]
     pub fn line(&self) -> u64 {
         self.line
     }
 
-    /// The number of bytes that were read.
+    /// The number of bytes read so far.
     #[must_use]
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
 
-    /// Treats the last line as a bad one, for a reason found later, such as a template's.
+    /// Treats the line that was read last as invalid, for a `reason` found after parsing, such as
+    /// an error of the chat template.
     ///
     /// # Errors
-    /// [`Error::BadLine`] unless bad lines are skipped.
+    /// [`Error::BadLine`] unless invalid lines are skipped.
     pub fn refuse(&mut self, reason: String) -> Result<()> {
         let (path, line) = (self.path.clone(), self.line);
         if self.on_bad_line == OnBadLine::Stop {
@@ -110,7 +114,7 @@ impl Lines {
         Ok(())
     }
 
-    /// The next line, without its end; `None` after the last one.
+    /// The next line, or the reason why it is invalid. `None` after the last line.
     fn next_line(&mut self) -> Result<Option<std::result::Result<String, String>>> {
         let mut bytes = Vec::new();
         let read = (&mut self.file).take(LINE_BYTES_MAX + 1).read_until(b'\n', &mut bytes);
@@ -125,18 +129,18 @@ impl Lines {
             return Ok(Some(Err(format!("it has more than {LINE_BYTES_MAX} bytes"))));
         }
         if self.line == 1 && bytes.starts_with(GZIP) {
-            return Ok(Some(Err("it is compressed: unpack the file with gunzip".into())));
+            return Ok(Some(Err("the file is compressed: unpack it with gunzip".into())));
         }
         if self.line == 1 && bytes.starts_with(BYTE_ORDER_MARK) {
             bytes.drain(..BYTE_ORDER_MARK.len());
         }
         let text = String::from_utf8(bytes).map_err(|error| {
-            format!("it is not UTF-8 from byte {} on", error.utf8_error().valid_up_to())
+            format!("it is not UTF-8: invalid byte at {}", error.utf8_error().valid_up_to())
         });
         Ok(Some(text))
     }
 
-    /// Reads up to the end of a line that is too long.
+    /// Skips the rest of a line that is too long.
     fn pass_over(&mut self) -> Result<()> {
         loop {
             let buffer = self.file.fill_buf().map_err(Error::io("read", &self.path))?;
@@ -219,7 +223,7 @@ mod tests {
         let (all, _) = lines(&text, OnBadLine::Stop);
         assert_eq!(all.len(), 2, "it ends at the first");
         let error = all[1].as_ref().unwrap_err().to_string();
-        assert!(error.contains("line 2: it ends before its JSON does"), "{error}");
+        assert!(error.contains("line 2: the JSON is incomplete"), "{error}");
         let (all, lines) = lines(&text, OnBadLine::Skip);
         assert_eq!(all.len(), 2);
         assert_eq!(*all[1].as_ref().unwrap(), Record::Text("z".into()));
@@ -227,6 +231,6 @@ mod tests {
         let numbers: Vec<u64> = told.iter().map(|bad| bad.line).collect();
         assert_eq!((count, numbers), (4, vec![2, 3, 4, 5]));
         assert!(told[1].reason.contains("more than"), "{told:?}");
-        assert!(told[2].reason.contains("not UTF-8 from byte 0"), "{told:?}");
+        assert!(told[2].reason.contains("not UTF-8: invalid byte at 0"), "{told:?}");
     }
 }

@@ -1,36 +1,36 @@
-//! Text of which parts are learned, and its tokens.
+//! A text with its loss mask, and its tokens.
 
 use std::ops::Range;
 
 use crate::{Result, Tokenizer};
 
-/// A text, and the parts of it that are learned, in bytes. The parts ascend and do not overlap.
+/// A text with its loss mask, as ranges of bytes. The ranges ascend and do not overlap.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Marked {
     /// The text.
     pub text: String,
-    /// Bytes that are learned.
+    /// Byte ranges of the text that are in the loss.
     pub learned: Vec<Range<usize>>,
 }
 
-/// Tokens of a sample, and whether each of them is learned.
+/// The tokens of a sample with their loss mask.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Sample {
     /// The tokens.
     pub tokens: Vec<u32>,
-    /// For each token, whether predicting it counts in the loss.
+    /// The loss mask, one value per token: whether the token is a target.
     pub learned: Vec<bool>,
 }
 
 impl Marked {
-    /// A text, all of which is learned.
+    /// A text, all of which is in the loss.
     #[must_use]
     pub fn all(text: String) -> Self {
         let learned = std::iter::once(0..text.len()).collect();
         Self { text, learned }
     }
 
-    /// A prompt that is read, and a completion that is learned.
+    /// A prompt followed by a completion. Only the completion is in the loss.
     #[must_use]
     pub fn completion(prompt: &str, completion: &str) -> Self {
         let text = prompt.to_owned() + completion;
@@ -38,11 +38,11 @@ impl Marked {
         Self { text, learned }
     }
 
-    /// The tokens. A token is learned if its first byte is. What the tokenizer adds at the end is
-    /// learned if the end of the text is; what it adds elsewhere is not.
+    /// Encodes the text. A token is in the loss if its first byte is.
     ///
-    /// `adds`: whether the tokenizer adds what its post-processor adds. A chat template has written
-    /// that already.
+    /// `adds`: whether the tokenizer's post-processor adds tokens. Use `false` for a text rendered
+    /// by a chat template, which has written them already. A token added at the end is in the loss
+    /// if the end of the text is. Tokens added elsewhere are not.
     ///
     /// # Errors
     /// As for [`Tokenizer::encode`].

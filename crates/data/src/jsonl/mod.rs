@@ -1,4 +1,4 @@
-//! Samples for fine-tuning: lines of JSON as texts whose parts are learned or only read.
+//! Samples for fine-tuning: JSONL encoded as tokens with a loss mask.
 //!
 //! ```text
 //!  file ──► Lines ──► Record ──► ChatTemplate ──► Marked text ──► Tokenizer ──► Samples
@@ -6,14 +6,14 @@
 //!                            RowBatches ◄── Rows: samples packed, or one in each ◄─┘
 //! ```
 //!
-//! - [`records`]: what a line says: a text, a prompt with its completion, or messages
-//! - [`lines`]: lines of files, and what happens to bad ones
-//! - [`template`]: the chat template of a model's folder; `python_json`: JSON in it
-//! - [`marked`]: text of which parts are learned, and its tokens
-//! - [`encode`]: a file as samples; [`cache`]: the same from an earlier run
+//! - [`records`]: parses a line: a text, a prompt with its completion, or messages
+//! - [`lines`]: reads the lines of a file, and refuses or skips invalid lines
+//! - [`template`]: the chat template of a model's folder; `python_json`: its `tojson` filter
+//! - [`marked`]: a text with its loss mask, and its tokens
+//! - [`encode`]: encodes a file as samples; [`cache`]: stores encoded samples for later runs
 //! - [`samples`]: samples as tokens, and their split into training and validation
-//! - [`rows`]: where samples are in the rows of mini-batches
-//! - [`batches`]: mini-batches of rows, of one source or of several with weights
+//! - [`rows`]: packs samples into the rows of mini-batches
+//! - [`batches`]: mini-batches of rows from one source, or from several sources by weight
 
 pub mod batches;
 pub mod cache;

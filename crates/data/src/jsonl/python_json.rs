@@ -4,8 +4,10 @@ use minijinja::{Error, ErrorKind, Value, value::Kwargs};
 use serde::Serialize;
 use serde_json::ser::{Formatter, PrettyFormatter, Serializer};
 
-/// `tojson` as transformers has it: nothing is escaped for HTML, and options are those of
-/// `json.dumps`.
+/// The filter `tojson` as in transformers: no HTML escapes, and the options of `json.dumps`.
+///
+/// # Errors
+/// An option is unknown or has the wrong type, or both `indent` and `separators` are given.
 pub(super) fn to_json(value: &Value, options: &Kwargs) -> Result<String, Error> {
     let indent: Option<usize> = options.get("indent")?;
     let is_ascii: Option<bool> = options.get("ensure_ascii")?;
@@ -44,7 +46,7 @@ pub(super) fn to_json(value: &Value, options: &Kwargs) -> Result<String, Error> 
     Ok(if is_ascii == Some(true) { escaped(&text) } else { text })
 }
 
-/// JSON with a backslash, `u` and four digits in the place of characters that are not ASCII.
+/// Escapes each UTF-16 unit of characters outside ASCII as `\uXXXX`.
 fn escaped(text: &str) -> String {
     let mut all = String::with_capacity(text.len());
     for own in text.chars() {
@@ -59,7 +61,7 @@ fn escaped(text: &str) -> String {
     all
 }
 
-/// Writes these separators after items and keys.
+/// A formatter with these separators after items and keys.
 struct Spaced {
     item: String,
     key: String,

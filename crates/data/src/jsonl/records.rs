@@ -1,17 +1,17 @@
-//! What a line of JSON says.
+//! Records: the parsed lines of a JSONL file.
 
 use serde_json::{Map, Value};
 
-/// Names of the fields.
+/// Names of the fields in a line.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Fields {
-    /// A text, all of which is learned.
+    /// Field of a text. All its tokens are in the loss.
     pub text: String,
-    /// What is read before the completion.
+    /// Field of a prompt, which is not in the loss.
     pub prompt: String,
-    /// What is learned after the prompt.
+    /// Field of the completion of a prompt, which is in the loss.
     pub completion: String,
-    /// A list of messages, of which the assistant's are learned.
+    /// Field of a list of messages. The assistant's messages are in the loss.
     pub messages: String,
 }
 
@@ -26,31 +26,32 @@ impl Default for Fields {
     }
 }
 
-/// A line.
+/// A parsed line.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Record {
-    /// A text, all of which is learned.
+    /// A text, all of which is in the loss.
     Text(String),
-    /// A prompt, and the completion that is learned.
+    /// A prompt and its completion.
     Completion {
-        /// What is read.
+        /// The prompt, which is not in the loss.
         prompt: String,
-        /// What is learned.
+        /// The completion, which is in the loss.
         completion: String,
     },
-    /// Messages: objects with `role`, `content` and what else the template may use.
+    /// Messages: objects with the strings `role` and `content`, and any other fields that the chat
+    /// template uses.
     Messages(Vec<Value>),
 }
 
-/// Maximum number of messages of a conversation.
+/// Maximum number of messages in a conversation.
 const MESSAGES_MAX: usize = 10_000;
 
 impl Record {
-    /// Reads a line, or returns what is wrong with it.
+    /// Parses a line of JSONL.
     ///
     /// # Errors
-    /// The line is not a JSON object, has none of the fields or several kinds of them, or a field
-    /// has another type.
+    /// Returns the reason, without the line's number, if the line is not a JSON object, has fields
+    /// of no kind or of several kinds, or has a field of the wrong type.
     pub fn parse(line: &str, fields: &Fields) -> Result<Self, String> {
         let parsed: Value = serde_json::from_str(line).map_err(|error| not_json(line, &error))?;
         let Value::Object(keys) = parsed else { return Err(not_an_object(line)) };
@@ -72,7 +73,7 @@ impl Record {
                 let found: Vec<&str> = keys.keys().map(String::as_str).take(8).collect();
                 Err(format!(
                     "it has none of the fields {text}, {prompt} with {completion}, or {messages}; \
-                    its fields are {}",
+                    found: {}",
                     found.join(", ")
                 ))
             }
@@ -86,58 +87,58 @@ impl Record {
 fn string(keys: &Map<String, Value>, name: &str) -> Result<String, String> {
     match keys.get(name) {
         Some(Value::String(text)) => Ok(text.clone()),
-        Some(_) => Err(format!("its field {name} is not a text")),
+        Some(_) => Err(format!("field {name} must be a string")),
         None => Err(format!("it has no field {name}")),
     }
 }
 
-/// The messages: objects with a role and a content, at least one of them the assistant's.
+/// The messages in field `name`, at least one of which is the assistant's.
 fn conversation(keys: &Map<String, Value>, name: &str) -> Result<Vec<Value>, String> {
     let Some(Value::Array(messages)) = keys.get(name) else {
-        return Err(format!("its field {name} is not a list of messages"));
+        return Err(format!("field {name} must be a list of messages"));
     };
     if messages.len() > MESSAGES_MAX {
-        return Err(format!("it has {} messages, at most {MESSAGES_MAX}", messages.len()));
+        return Err(format!("it has {} messages; the limit is {MESSAGES_MAX}", messages.len()));
     }
     for (number, message) in messages.iter().enumerate() {
         let text = |key: &str| message.get(key).is_some_and(Value::is_string);
         if !text("role") || !text("content") {
             return Err(format!(
-                "message {} of {name} needs \"role\" and \"content\", which are texts",
+                "message {} of {name}: \"role\" and \"content\" must be strings",
                 number + 1
             ));
         }
     }
     if !messages.iter().any(is_assistants) {
         return Err(format!(
-            "no message of {name} has the role assistant: there is nothing to learn"
+            "no message of {name} has the role assistant: no token is in the loss"
         ));
     }
     Ok(messages.clone())
 }
 
-/// Whether the assistant says this message.
+/// Whether the message's role is `assistant`.
 pub(super) fn is_assistants(message: &Value) -> bool {
     message.get("role").and_then(Value::as_str) == Some("assistant")
 }
 
-/// Why a line is not JSON.
+/// The reason why a line is not JSON.
 fn not_json(line: &str, error: &serde_json::Error) -> String {
     if line.trim_start().starts_with('[') {
         return not_an_object(line);
     }
-    // Column 0 is the end of the line within a string.
+    // serde_json reports column 0 when the line ends within a string.
     match error.is_eof() || error.column() == 0 {
-        true => "it ends before its JSON does: write each object on one line".into(),
+        true => "the JSON is incomplete: write each object on one line".into(),
         false => {
-            format!("it is not JSON (column {}): write one object on each line", error.column())
+            format!("it is not JSON (column {}): write one object per line", error.column())
         }
     }
 }
 
 fn not_an_object(line: &str) -> String {
     match line.trim_start().starts_with('[') {
-        true => "it begins a list: write one object on each line, as `jq -c '.[]'` does".into(),
+        true => "it begins a JSON array: write one object per line, as `jq -c '.[]'` does".into(),
         false => "it is not a JSON object".into(),
     }
 }
@@ -169,17 +170,17 @@ mod tests {
     #[test]
     fn fault_what_is_wrong_is_said() {
         for (line, reason) in [
-            ("{", "it ends before its JSON does"),
+            ("{", "the JSON is incomplete"),
             ("a,b", "it is not JSON (column 1)"),
-            ("[]", "it begins a list"),
+            ("[]", "it begins a JSON array"),
             ("7", "it is not a JSON object"),
             (r#"{"body": "a"}"#, "none of the fields text, prompt with completion, or messages"),
-            (r#"{"text": 3}"#, "its field text is not a text"),
+            (r#"{"text": 3}"#, "field text must be a string"),
             (r#"{"prompt": "a"}"#, "it has no field completion"),
             (r#"{"text": "a", "prompt": "b"}"#, "keep one"),
-            (r#"{"messages": "a"}"#, "not a list of messages"),
-            (r#"{"messages": [{"role": "user"}]}"#, "message 1 of messages needs"),
-            (r#"{"messages": [{"role": "user", "content": "a"}]}"#, "nothing to learn"),
+            (r#"{"messages": "a"}"#, "field messages must be a list of messages"),
+            (r#"{"messages": [{"role": "user"}]}"#, "message 1 of messages: "),
+            (r#"{"messages": [{"role": "user", "content": "a"}]}"#, "no token is in the loss"),
         ] {
             let error = Record::parse(line, &Fields::default()).unwrap_err();
             assert!(error.contains(reason), "{line}: {error}");

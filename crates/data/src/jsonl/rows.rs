@@ -1,19 +1,19 @@
-//! Where samples are in the rows of mini-batches.
+//! Packs samples into the rows of mini-batches.
 //!
-//! A sample of n tokens takes n - 1 positions: its last token is a target only.
+//! A sample of n tokens takes n - 1 positions: its last token is only a target.
 
 use std::collections::BTreeSet;
 
 use super::samples::Samples;
 
-/// A part of a row.
+/// A part of a row: positions of one sample.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Part {
     /// The sample's number.
     pub sample: usize,
-    /// Its first token in the row.
+    /// Index of the sample's token at the first position.
     pub from: usize,
-    /// Positions that it takes.
+    /// Number of positions.
     pub positions: usize,
 }
 
@@ -21,7 +21,7 @@ pub(super) struct Part {
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Rows {
     parts: Vec<Part>,
-    /// Where each row ends in `parts`.
+    /// Index in `parts` of each row's end.
     ends: Vec<usize>,
     /// What happened to samples that are longer than a row.
     pub long: LongSamples,
@@ -30,21 +30,21 @@ pub struct Rows {
 /// What happened to samples that are longer than a row.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct LongSamples {
-    /// Plain texts that go on in further rows. Each of their tokens is learned.
+    /// Number of plain texts that continue in further rows. All their tokens stay in the loss.
     pub continued: usize,
-    /// Others, whose ends are cut off.
+    /// Number of other samples, whose ends are cut off.
     pub cut: usize,
-    /// Tokens to learn that were cut off.
+    /// Number of targets that were cut off.
     pub lost: usize,
-    /// Samples of which nothing was left to learn, so they are in no row. They are among `cut`.
+    /// Number of the `cut` samples without a target left. They are in no row.
     pub left_out: usize,
 }
 
 impl Rows {
     /// Places samples in rows of `length` positions.
     ///
-    /// `packed`: several samples share a row, by best fit in the order of falling lengths (Ding et
-    /// al. 2024 use it for language models). Otherwise each row has one sample.
+    /// With `packed`, several samples share a row. They are placed by best fit in the order of
+    /// decreasing length (Ding et al. 2024). Otherwise each row has one sample.
     #[must_use]
     pub fn new(samples: &Samples, length: usize, packed: bool) -> Self {
         let mut rows = Self::default();
@@ -59,7 +59,7 @@ impl Rows {
         }
         parts.sort_by_key(|part| std::cmp::Reverse(part.positions)); // stable
         let mut filled: Vec<Vec<Part>> = Vec::new();
-        // Room of each row, and its number.
+        // Free positions of each row, and its number.
         let mut room: BTreeSet<(usize, usize)> = BTreeSet::new();
         for part in parts {
             let found = room.range((part.positions, 0)..).next().copied();
@@ -88,13 +88,13 @@ impl Rows {
         self.ends.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no rows.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.ends.is_empty()
     }
 
-    /// Positions that hold a token, in all rows.
+    /// The number of positions with an input token, in all rows.
     #[must_use]
     pub fn used(&self) -> usize {
         self.parts.iter().map(|part| part.positions).sum()
@@ -108,7 +108,7 @@ impl Rows {
 }
 
 impl LongSamples {
-    /// The parts of a sample in rows of `length` positions.
+    /// Divides a sample into parts of at most `length` positions, and counts what is cut off.
     fn parts(&mut self, samples: &Samples, sample: usize, length: usize) -> Vec<Part> {
         let view = samples.view(sample);
         let all = view.len().saturating_sub(1);
@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn fault_samples_longer_than_a_row_are_continued_or_cut_and_counted() {
-        let mut all = samples(&[9, 30]); // of the second, tokens from 15 on are learned
+        let mut all = samples(&[9, 30]); // the second has its tokens from 15 on in the loss
         let text = Sample { tokens: (500..521).collect(), learned: vec![true; 21] };
         assert!(all.push(&text));
         let rows = Rows::new(&all, 8, true);

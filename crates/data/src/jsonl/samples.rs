@@ -5,19 +5,19 @@ use sha2::{Digest, Sha256};
 use super::marked::Sample;
 use crate::hash::StableHasher;
 
-/// The bit of a token that is learned. Vocabularies are far smaller.
+/// The bit of a stored token that holds its loss mask. Vocabularies are far smaller than 2^31.
 const LEARNED: u32 = 1 << 31;
 
-/// Samples, each of which is a sequence of tokens of which some are learned.
+/// Samples: sequences of tokens with their loss masks.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Samples {
-    /// All tokens, with [`LEARNED`].
+    /// The tokens of all samples, each with its loss mask in the bit [`LEARNED`].
     pub(super) tokens: Vec<u32>,
-    /// Where each sample ends in `tokens`.
+    /// Index in `tokens` of each sample's end.
     pub(super) ends: Vec<usize>,
 }
 
-/// One of the samples.
+/// The tokens of one sample.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct View<'a>(&'a [u32]);
 
@@ -27,7 +27,7 @@ impl View<'_> {
         i64::from(self.0.get(at).copied().unwrap_or(0) & !LEARNED)
     }
 
-    /// Whether token number `at` is learned.
+    /// Whether token number `at` is in the loss. False beyond the end.
     pub fn is_learned(self, at: usize) -> bool {
         self.0.get(at).is_some_and(|token| token & LEARNED != 0)
     }
@@ -36,14 +36,15 @@ impl View<'_> {
         self.0.len()
     }
 
-    /// Whether all tokens but the first are learned, as those of a plain text are.
+    /// Whether all tokens but the first are in the loss, as in a plain text.
     pub fn is_text(self) -> bool {
         (1..self.len()).all(|at| self.is_learned(at))
     }
 }
 
 impl Samples {
-    /// Adds a sample, unless nothing of it can be learned: the first token has nothing before it.
+    /// Adds a sample and returns true, unless no token after the first is in the loss. The first
+    /// token is never a target, because no token precedes it.
     pub(super) fn push(&mut self, sample: &Sample) -> bool {
         let Sample { tokens, learned } = sample;
         if !learned.iter().skip(1).any(|learned| *learned) {
@@ -56,14 +57,14 @@ impl Samples {
         true
     }
 
-    /// Adds all samples of `other`.
+    /// Appends all samples of `other`.
     pub fn append(&mut self, other: &Samples) {
         let before = self.tokens.len();
         self.tokens.extend(&other.tokens);
         self.ends.extend(other.ends.iter().map(|end| before + end));
     }
 
-    /// A SHA-256 of the tokens, of what is learned, and of where samples end.
+    /// The SHA-256 of the tokens, their loss masks and the ends of the samples.
     #[must_use]
     pub fn fingerprint(&self) -> [u8; 32] {
         let mut hash = Sha256::new();
@@ -85,13 +86,13 @@ impl Samples {
         self.ends.is_empty()
     }
 
-    /// The number of tokens.
+    /// The number of tokens of all samples.
     #[must_use]
     pub fn tokens(&self) -> usize {
         self.tokens.len()
     }
 
-    /// The number of tokens that are learned.
+    /// The number of targets of all samples: tokens in the loss, except each sample's first token.
     #[must_use]
     pub fn learned(&self) -> usize {
         (0..self.len()).map(|number| self.learned_in(number)).sum()
@@ -108,10 +109,11 @@ impl Samples {
         View(self.tokens.get(from..end).unwrap_or_default())
     }
 
-    /// Splits off a share of the samples to validate on: the first of all, and the second held out.
+    /// Splits the samples into those to train on and those held out for validation.
     ///
-    /// Samples are taken in the order of their hashes, so the split does not depend on their order.
-    /// Equal samples are on one side. With two different samples, each side has at least one.
+    /// `share`: the fraction to hold out, rounded up to whole samples. The held-out samples are
+    /// those with the lowest hashes, so the split does not depend on the order. Equal samples are
+    /// on one side. If there are two different samples, neither side is empty.
     #[must_use]
     pub fn split(&self, share: f64) -> (Samples, Samples) {
         let hash = |number: usize| {
@@ -151,7 +153,7 @@ impl Samples {
 pub(super) mod tests {
     use super::*;
 
-    /// Samples of these lengths. Tokens are all different; the second half of each is learned.
+    /// Samples of these lengths. All tokens differ. The second half of each sample is in the loss.
     pub fn samples(lengths: &[usize]) -> Samples {
         let mut all = Samples::default();
         let mut next = 1;
@@ -170,7 +172,7 @@ pub(super) mod tests {
         let sample =
             |learned: &[bool]| Sample { tokens: vec![7; learned.len()], learned: learned.to_vec() };
         assert!(!all.push(&sample(&[])) && !all.push(&sample(&[true])));
-        assert!(!all.push(&sample(&[true, false])), "nothing is before the first token");
+        assert!(!all.push(&sample(&[true, false])), "no token precedes the first");
         assert!(all.push(&sample(&[false, true])));
         assert_eq!((all.len(), all.tokens(), all.learned()), (1, 2, 1));
     }

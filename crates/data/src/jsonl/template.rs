@@ -1,11 +1,11 @@
-//! The chat template of a model's folder: a program in Jinja that makes one text of messages.
+//! The chat template of a model's folder: a Jinja template that renders messages as text.
 //!
-//! It runs as transformers runs it: blocks are trimmed, texts have Python's methods, and there is
-//! `raise_exception`. `strftime_now` is not defined, so that a sample does not depend on the day.
-//! The number of steps of a run is bounded.
+//! Templates render as in transformers: blocks are trimmed, strings have Python's methods, and
+//! `raise_exception` is defined. `strftime_now` is not defined, so that a sample does not depend on
+//! the day. The number of steps of a rendering is limited.
 //!
-//! What the assistant says is found by rendering a second time with marks in the place of its
-//! messages. What lies between the marks is the template's own.
+//! The loss mask is found with a second rendering, in which placeholders replace the assistant's
+//! messages. The text between placeholders comes from the template and the other messages.
 
 use std::ops::Range;
 
@@ -15,44 +15,48 @@ use serde_json::{Value, json};
 
 use super::{marked::Marked, python_json::to_json, records::is_assistants};
 
-/// Steps of a template for one conversation.
+/// Maximum number of steps of a template for one conversation.
 const FUEL: u64 = 10_000_000;
-/// Maximum size of a template.
+/// Maximum size of a template: 4 MiB.
 const TEMPLATE_BYTES_MAX: usize = 4 << 20;
 /// The name of the template in the environment.
 const NAME: &str = "chat_template";
 
-/// Why a template cannot be used, or what it says about a conversation.
+/// A template is invalid, or cannot render a conversation.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("chat template: {0}")]
 pub struct TemplateError(String);
 
-/// Texts of special tokens, which templates may write.
+/// Texts of the special tokens that a template can use. A missing one renders as an empty text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct SpecialTokens {
-    /// Begins a text.
+    /// `bos_token`, which begins a text.
     pub bos: Option<String>,
-    /// Ends a text.
+    /// `eos_token`, which ends a text.
     pub eos: Option<String>,
-    /// Fills up.
+    /// `pad_token`, which fills up a row.
     pub pad: Option<String>,
 }
 
-/// A chat template.
+/// A compiled chat template.
 #[derive(Debug)]
 pub struct ChatTemplate {
     environment: Environment<'static>,
     tokens: SpecialTokens,
 }
 
+/// The error of a template in the user's terms.
 fn refused(error: &Error) -> TemplateError {
     let line = error.line().map_or_else(String::new, |line| format!(" (line {line})"));
-    let detail = error.detail().map_or_else(|| error.kind().to_string(), ToOwned::to_owned);
+    let detail = match error.kind() {
+        ErrorKind::OutOfFuel => format!("needs more than {FUEL} steps"),
+        kind => error.detail().map_or_else(|| kind.to_string(), ToOwned::to_owned),
+    };
     TemplateError(format!("{detail}{line}"))
 }
 
-/// The template with `if true` in the place of `generation`, a tag of transformers around what the
-/// assistant says, which Jinja does not know. What is learned is found without it.
+/// Replaces the tag `generation` by `if true`. transformers wraps the assistant's messages in this
+/// tag, which Jinja does not know. The loss mask does not depend on it.
 fn without_generation(source: &str) -> String {
     let mut text = String::with_capacity(source.len());
     let mut rest = source;
@@ -76,13 +80,14 @@ fn without_generation(source: &str) -> String {
 }
 
 impl ChatTemplate {
-    /// Reads a template.
+    /// Compiles a template from its `source`.
     ///
     /// # Errors
-    /// [`TemplateError`]: it is no template, with the line.
+    /// [`TemplateError`] if the source is larger than 4 MiB or is not a template. The error names
+    /// the line.
     pub fn new(source: &str, tokens: SpecialTokens) -> Result<Self, TemplateError> {
         if source.len() > TEMPLATE_BYTES_MAX {
-            return Err(TemplateError(format!("it has more than {TEMPLATE_BYTES_MAX} bytes")));
+            return Err(TemplateError(format!("has more than {TEMPLATE_BYTES_MAX} bytes")));
         }
         let mut environment = Environment::new();
         environment.set_trim_blocks(true);
@@ -100,11 +105,12 @@ impl ChatTemplate {
         Ok(Self { environment, tokens })
     }
 
-    /// The text of a conversation. `prompts` asks for the beginning of the assistant's next message
-    /// at the end.
+    /// Renders a conversation. With `prompts`, the text ends with the beginning of the assistant's
+    /// next message (`add_generation_prompt`).
     ///
     /// # Errors
-    /// [`TemplateError`]: what the template says is wrong with the conversation.
+    /// [`TemplateError`] if the template refuses the conversation, uses an unknown function or
+    /// filter, or needs too many steps.
     pub fn render(&self, messages: &[Value], prompts: bool) -> Result<String, TemplateError> {
         let template = self.environment.get_template(NAME).map_err(|error| refused(&error))?;
         let SpecialTokens { bos, eos, pad } = &self.tokens;
@@ -120,8 +126,8 @@ impl ChatTemplate {
         template.render(given).map_err(|error| refused(&error))
     }
 
-    /// What the template writes after what the assistant says, such as `<|im_end|>` and a line's
-    /// end: its turn ends there.
+    /// The text that the template writes after an assistant's message to end its turn, such as
+    /// `<|im_end|>` and a line end.
     ///
     /// # Errors
     /// As for [`ChatTemplate::marked`].
@@ -132,11 +138,12 @@ impl ChatTemplate {
         Ok(end.to_owned())
     }
 
-    /// The text of a conversation, with what the assistant says marked as learned: from where it
-    /// begins to speak to the end of its turn.
+    /// Renders a conversation with its loss mask: the assistant's turns, each from the end of the
+    /// prompt for the turn to the end of the turn.
     ///
     /// # Errors
-    /// As for [`ChatTemplate::render`]; and if what the assistant says cannot be found in the text.
+    /// As for [`ChatTemplate::render`], and [`TemplateError`] if an assistant's message cannot be
+    /// found in the rendered text.
     pub fn marked(&self, messages: &[Value]) -> Result<Marked, TemplateError> {
         let text = self.render(messages, false)?;
         let own: Vec<usize> = (0..messages.len())
@@ -155,7 +162,7 @@ impl ChatTemplate {
                 return Err(lost());
             };
             let spoken = self.spoken(&marks, message, &marked, turn, before)?;
-            // It ends its turn as it would if nothing followed.
+            // The turn ends with the text that the template writes if no message follows.
             let alone = self.render(marks.get(..=message).unwrap_or_default(), false)?;
             let mark = mark_of(message);
             let closing = alone.rsplit_once(mark.as_str()).map_or("", |(_, closing)| closing);
@@ -166,9 +173,9 @@ impl ChatTemplate {
         Ok(Marked { text, learned })
     }
 
-    /// The number of bytes before what the assistant says in `message` that it speaks, too: it
-    /// begins where a prompt for it ends. `before` is what the template writes between the last
-    /// turn's words and its own.
+    /// The number of bytes before the content of `message` that belong to the assistant's turn. The
+    /// turn begins where the prompt for the turn ends. `before` is the text that the template
+    /// writes between the previous turn's content and this content.
     fn spoken(
         &self,
         marks: &[Value],
@@ -179,7 +186,7 @@ impl ChatTemplate {
     ) -> Result<usize, TemplateError> {
         let earlier = marks.get(..message).unwrap_or_default();
         if earlier.is_empty() {
-            return Ok(0); // many templates want a first message
+            return Ok(0); // many templates need a first message
         }
         let (without, with) = (self.render(earlier, false)?, self.render(earlier, true)?);
         if marked.starts_with(&with) && with.len() <= turn.offset {
@@ -195,26 +202,26 @@ impl ChatTemplate {
 
 fn lost() -> TemplateError {
     TemplateError(
-        "what the assistant says cannot be found in the text that it makes: use prompt and \
-        completion instead of messages"
+        "the assistant's messages cannot be found in the rendered text: use prompt and completion \
+        instead of messages"
             .into(),
     )
 }
 
-/// A text that no message has: characters for private use.
+/// The placeholder for the content of message `number`, in private-use characters.
 fn mark_of(number: usize) -> String {
     format!("\u{f8f0}{number}\u{f8f1}")
 }
 
-/// The same for the thoughts before what is said.
+/// The placeholder for the thoughts before the content of message `number`.
 fn mark_of_thoughts(number: usize) -> String {
     format!("\u{f8f0}{number}\u{f8f2}")
 }
 
-/// The end of thoughts, which templates look for in what the assistant says.
+/// The end of thoughts, which templates look for in an assistant's message.
 const THOUGHTS_END: &str = "</think>";
 
-/// A message with a mark in the place of what the assistant says, and one for its thoughts.
+/// The message with a placeholder in place of the assistant's content, and another for thoughts.
 fn mark(number: usize, message: &Value) -> Value {
     let mut message = message.clone();
     if is_assistants(&message)
@@ -233,17 +240,17 @@ fn mark(number: usize, message: &Value) -> Value {
     message
 }
 
-/// A turn of the assistant, by the marks in a text.
+/// A turn of the assistant, located by placeholders.
 struct Turn {
-    /// The number of its first mark: of its thoughts, if the template writes them.
+    /// Index of the turn's first placeholder: that of its thoughts, if the template writes them.
     first: usize,
-    /// The number of its last mark.
+    /// Index of the turn's last placeholder.
     last: usize,
-    /// Where the first mark is, in bytes.
+    /// Byte offset of the first placeholder in the text.
     offset: usize,
 }
 
-/// What the template writes before, between and after marks.
+/// The texts before, between and after placeholders.
 struct Frames {
     texts: Vec<String>,
     turns: Vec<Turn>,
@@ -272,7 +279,7 @@ fn frames(text: &str, own: &[usize]) -> Result<Frames, TemplateError> {
     Ok(Frames { texts, turns })
 }
 
-/// Where the contents between the frames are in `text`.
+/// The byte ranges of the contents between the frames in `text`.
 fn contents(text: &str, frames: &[String]) -> Result<Vec<Range<usize>>, TemplateError> {
     let (Some(first), Some(last)) = (frames.first(), frames.last()) else { return Err(lost()) };
     let mut from = text.strip_prefix(first.as_str()).map(|_| first.len()).ok_or_else(lost)?;
@@ -291,7 +298,7 @@ fn contents(text: &str, frames: &[String]) -> Result<Vec<Range<usize>>, Template
     Ok(all)
 }
 
-/// The number of bytes at the beginning that two texts have in common, in whole characters.
+/// The length of the common prefix of two texts, in bytes of whole characters.
 fn common(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(c, _)| c.len_utf8()).sum()
 }
@@ -300,7 +307,7 @@ fn common(a: &str, b: &str) -> usize {
 mod tests {
     use super::*;
 
-    /// Written for these tests, in the style of ChatML: the last answer may have thoughts.
+    /// A template in the style of ChatML, in which the last answer has thoughts.
     const TURNS: &str = "\
 {%- if messages[0].role == 'system' -%}
     {{- '<|begin|>system\\n' + messages[0].content.strip() + '<|stop|>\\n' -}}
@@ -353,7 +360,7 @@ mod tests {
         assert_eq!(template(TURNS).turn_end().unwrap(), "<|stop|>\n");
     }
 
-    /// Answers with thoughts could not be found, because the template moves them.
+    /// Answers with thoughts were not found, because the template moves the thoughts.
     #[test]
     fn regression_thoughts_are_learned_where_the_template_writes_them() {
         let thinking = "{% for m in messages %}{% set said = m.content %}{% set thoughts = '' %}\
@@ -382,7 +389,7 @@ mod tests {
         assert_eq!(parts, ["hi</>", "b</>"]);
     }
 
-    /// Templates with transformers' own tag were refused.
+    /// Templates with transformers' `generation` tag were refused.
     #[test]
     fn regression_generation_tags_are_read() {
         let tagged = "{% for m in messages %}{% if m.role == 'user' %}U: {{ m.content }}\n\
@@ -432,13 +439,13 @@ mod tests {
         let odd = chat(&[("tool", "a"), ("assistant", "b")]);
         let error = template(TURNS).render(&odd, false).unwrap_err().to_string();
         assert!(error.contains("Unknown role: tool"), "{error}");
-        // A template that hides what the assistant says, and one that never ends.
+        // A template that hides the assistant's messages, and one with too many steps.
         let hides = "{% for m in messages %}{{ m.content | length }}{% endfor %}";
         let error = template(hides).marked(&chat(&[("assistant", "b")])).unwrap_err().to_string();
         assert!(error.contains("cannot be found") && error.contains("completion"), "{error}");
         let endless = "{% for a in range(9999) %}{% for b in range(9999) %}{{ a }}{% endfor %}\
             {% endfor %}";
         let error = ChatTemplate::new(endless, none).unwrap().render(&[], false).unwrap_err();
-        assert!(error.to_string().contains("fuel"), "{error}");
+        assert!(error.to_string().contains("needs more than 10000000 steps"), "{error}");
     }
 }

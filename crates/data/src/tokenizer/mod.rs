@@ -289,8 +289,10 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// Encodes a text as tokens, each with the bytes of the text that it stands for. What another
-    /// program's post-processor adds stands for none. `adds`: whether it is added.
+    /// Encodes a text as pairs of a token and the byte range of the text that it encodes.
+    ///
+    /// `adds`: whether the post-processor of a loaded tokenizer adds tokens. The byte range of an
+    /// added token is empty.
     ///
     /// # Errors
     /// As for [`Tokenizer::encode`].

@@ -93,8 +93,8 @@ pub struct Training<'a> {
     pub optimizer: &'a dyn Optimizer,
     /// Whether moving averages of the parameters are kept.
     pub average: bool,
-    /// How many rows of the last layer and the losses are computed at a time
-    /// ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)); `None` for all.
+    /// Number of rows of the last layer and the losses that are computed at a time
+    /// ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)). `None`: all rows.
     pub loss_rows: Option<usize>,
 }
 
@@ -276,8 +276,8 @@ impl Model<'_> {
         LayerCost { forward: Nanos(0), ..cost }
     }
 
-    /// The cost of the last layer `of` with the losses, on `chunk` rows of `x` at a time.
-    /// Everything is computed in the backward.
+    /// The cost of the last layer `of` with the losses, computed on `chunk` rows of `x` at a time.
+    /// The backward computes everything.
     fn by_rows(&self, of: &NamedLayer, x: &Outside, grads: bool, chunk: usize) -> LayerCost {
         let all = x.spec.elements() / x.spec.last().max(1) as f64;
         let rows = all.min(chunk as f64).max(1.0);
@@ -390,7 +390,7 @@ impl Model<'_> {
             update_peak: held(
                 largest.map_or(0.0, |bytes| rule.temporary_bytes(bytes as u64) as f64 + SCALARS),
             ),
-            // Its backward is computed whole.
+            // With `loss_rows`, the last layer's backward is not split.
             unsplit: self.training.loss_rows.is_some()
                 && self.sequence.layers.last().is_some_and(|last| last.name == layer.name),
             early: Bytes(0),
@@ -424,7 +424,7 @@ impl Model<'_> {
         bytes(&own) + if copied { bytes(&copy) } else { 0.0 }
     }
 
-    /// Bytes of the optimizer's state for the parameter.
+    /// Bytes of the parameter's optimizer state.
     fn state_of(&self, layer: &str, spec: &ParameterSpec) -> f64 {
         if !spec.trainable {
             return 0.0;

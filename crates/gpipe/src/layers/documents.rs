@@ -1,21 +1,25 @@
-//! Several documents in one row, which do not see each other.
+//! Several documents in one row, which do not attend to each other.
 
 use tch::{Kind, Tensor};
 
 use super::heads::latest;
 use crate::{error::LayerError, layer::Infer, spec::TensorSpec};
 
-/// Name of the pipeline's input that says where documents begin: int64 [samples, positions]. For
-/// each position, the position in its row at which its document begins; any other number, such as
-/// -1, for positions that hold nothing.
+/// The name of the pipeline's input that gives the beginnings of documents: int64 [samples,
+/// positions].
 ///
-/// A position attends only to its own document, and positions count from the document's beginning,
-/// as if each document had a row of its own (Krell et al. 2021, section 3.2). Without this input,
-/// or where it is `None`, a row is one document.
+/// Each value is the position in the row at which the document of that position begins. Padding has
+/// any other value, such as -1. A position attends only to positions of the same document, and
+/// position numbers restart at 0 with each document, as if each document had a separate row (Krell
+/// et al. 2021, section 3.2). Without this input, or if it is `None`, a row is one document.
 pub const DOCUMENTS: &str = "documents";
 
-/// Declares that a layer uses [`DOCUMENTS`], and checks its shape for an input [samples, positions,
-/// ...]. Returns whether a row may have several documents.
+/// Declares that a layer uses [`DOCUMENTS`]. Returns whether the pipeline has this input.
+///
+/// `input`: the spec of the layer's input, [samples, positions, ...].
+///
+/// # Errors
+/// [`LayerError::Shape`] if the input is not int64 [samples, positions].
 pub(super) fn declare(ctx: &mut Infer, input: &TensorSpec) -> Result<bool, LayerError> {
     let Some(found) = ctx.named(DOCUMENTS) else { return Ok(false) };
     let wanted = TensorSpec::new(input.shape.get(..2).unwrap_or_default(), Kind::Int64);
@@ -27,8 +31,10 @@ pub(super) fn declare(ctx: &mut Infer, input: &TensorSpec) -> Result<bool, Layer
     }
 }
 
-/// For each position, the positions that it sees: those of its document up to itself, at most
-/// `window` of them. Bool [samples, 1, positions, positions].
+/// The attention mask of `documents`, int64 [samples, positions]: bool [samples, 1, queries, keys].
+///
+/// A query attends to the keys of its document up to its position, and at most to the last `window`
+/// of them.
 pub(super) fn visible(documents: &Tensor, window: Option<i64>) -> Result<Tensor, LayerError> {
     let (_, length) = documents.size2()?;
     let row = documents.f_unsqueeze(1)?;

@@ -215,14 +215,15 @@ impl GroupedAttention {
             }
         };
         let (k, v) = (repeated(tape, k), repeated(tape, v));
-        // Masks: one for each row, one for all, or none.
+        // The number of masks: one per row, one for all rows, or none.
         let masks = match has_documents {
             true => samples,
             false => i64::from(self.window.is_some_and(|window| window < length)),
         };
         let attended = tape.attention_of(q, k, v, self.heads, masks, self.dropout);
         [q, k, v].into_iter().for_each(|var| tape.release(var));
-        // Turned queries are contiguous, and so are the heads that attend: joining them copies.
+        // Rotated queries are contiguous, and so is the attended output per head. Joining the heads
+        // therefore copies.
         let joined = tape.copied(attended);
         tape.release(attended);
         let output = projections.record(tape, first, OUTPUT, joined);

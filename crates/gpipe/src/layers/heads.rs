@@ -24,8 +24,8 @@ pub(super) enum Visible<'a> {
     /// For every query, the keys that are true here: bool [samples, keys]. Each sample needs at
     /// least one, because a softmax over no keys is NaN.
     Unmasked(&'a Tensor),
-    /// For each query, the keys that are true here: bool [samples, 1, queries, keys]. Each query
-    /// needs at least one.
+    /// The keys that are true for each query: bool [samples, 1, queries, keys]. Each query needs at
+    /// least one key.
     Chosen(&'a Tensor),
 }
 

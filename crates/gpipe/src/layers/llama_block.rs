@@ -29,7 +29,8 @@ pub enum FeedForward {
 /// tokens were divided among experts, summed over this and all earlier blocks. It takes the sum so
 /// far as its second input. Other blocks pass further inputs on.
 ///
-/// With the pipeline's input [`DOCUMENTS`](super::DOCUMENTS), a row has several documents.
+/// With the pipeline's input [`DOCUMENTS`](super::DOCUMENTS), a row can hold several documents,
+/// which do not attend to each other.
 ///
 /// Parameters have the names of Hugging Face's transformers.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -136,7 +137,7 @@ impl Layer for LlamaBlock {
         Some(self.attention.operations(x)? + mlp)
     }
 
-    /// All linear maps but those of experts.
+    /// All linear layers except those of experts.
     fn adaptable(&self) -> Vec<usize> {
         let (attention, second, mlp) = self.places();
         let is_dense = matches!(self.mlp, FeedForward::Dense(_));

@@ -56,7 +56,7 @@ use crate::{
     spec::{TensorSpec, dtype},
 };
 
-/// The numbers of parameters with two axes.
+/// The indices of the parameters with two axes.
 fn matrices(parameters: &[ParameterSpec]) -> impl Iterator<Item = usize> + '_ {
     let all = parameters.iter().enumerate();
     all.filter(|(_, own)| own.shape.len() == 2).map(|(number, _)| number)

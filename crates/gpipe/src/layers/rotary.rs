@@ -66,7 +66,7 @@ pub enum RotaryScaling {
     },
 }
 
-/// Cosine and sine of each position's angles: both [positions, size / 2], or [samples, 1,
+/// Cosine and sine of each position's angles. Both are [positions, size / 2], or [samples, 1,
 /// positions, size / 2].
 pub(super) struct Tables {
     cos: Tensor,
@@ -115,7 +115,7 @@ impl Rotary {
         refuse(format!("rotary positions: every number of {:?} must be above 0", self.scaling))
     }
 
-    /// Checks that documents may share rows of `length` positions.
+    /// Checks that documents can share rows of `length` positions.
     pub(super) fn check_documents(&self, length: i64) -> Result<(), LayerError> {
         match self.scaling {
             RotaryScaling::Dynamic { .. } if length > self.positions => {
@@ -219,7 +219,9 @@ impl Rotary {
         Ok(Tables { cos: upload(&cos, device)?, sin: upload(&sin, device)? })
     }
 
-    /// The tables of rows in which positions start anew with each document.
+    /// The tables of rows in which position numbers restart at 0 with each document.
+    ///
+    /// `documents`: int64 [samples, positions], as for [`DOCUMENTS`](super::DOCUMENTS).
     pub(super) fn tables_of(
         &self,
         size: i64,

@@ -125,9 +125,12 @@ pub trait Loss: Send + Sync + 'static {
     /// An error of libtorch.
     fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError>;
 
-    /// Whether the sum over rows is the sum over some of them and over the others, where outputs
-    /// are `[rows, ...]` and targets `[rows]`, and the loss looks at nothing else
-    /// ([`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows)).
+    /// Whether the loss can be computed on some rows at a time, as
+    /// [`PipelineBuilder::loss_rows`](crate::PipelineBuilder::loss_rows) needs. The default is
+    /// `false`.
+    ///
+    /// The loss then depends only on outputs `[rows, ..]` and targets `[rows]`. Its sum over all
+    /// rows is the sum of its sums over any partition of the rows.
     fn by_rows(&self) -> bool {
         false
     }

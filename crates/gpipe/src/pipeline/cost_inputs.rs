@@ -91,11 +91,11 @@ impl PipelineBuilder {
         Ok(ModelCosts { own_memory, ..costs })
     }
 
-    /// Measures how fast the first device's stages offload activations. `None` if that is
-    /// impossible where the system keeps temporary files.
+    /// Measures the speed at which the first device offloads activations. `None` if no folder is
+    /// set and the system's temporary folder cannot be used.
     ///
     /// # Errors
-    /// The folder that was set cannot be used.
+    /// [`Error::Setting`] if the folder that was set cannot be used.
     pub(crate) fn offload_speed(&self) -> Result<Option<OffloadSpeed>> {
         let (device, folder, patience) = self.offload_inputs();
         match offload_speed(device, folder, patience) {

@@ -43,7 +43,7 @@ struct PackedOutcome {
     verdict: Option<(bool, f64, f64)>,
     memory: [u64; 3],
     levels: Vec<u64>,
-    /// Bytes that were offloaded, and nanoseconds of waiting for them.
+    /// Offloaded bytes, and nanoseconds of waiting for their moves.
     moved: [u64; 2],
     profile: Option<StageProfile>,
 }

@@ -85,11 +85,11 @@ pub struct DeviceReport {
     pub live: Bytes,
     /// Bytes of activations and gradients that the stages sent to other stages.
     pub sent: Bytes,
-    /// Bytes of saved activations that left the device's memory and came back
+    /// Bytes of saved activations that were offloaded from the device's memory and read back
     /// ([`Remat::Offload`](gpipe_core::remat::Remat::Offload)).
     pub offloaded: Bytes,
-    /// The part of the actions' times in which they waited for offloaded activations to be written
-    /// or read.
+    /// Time that actions waited for activations to be written or read. It is a part of the actions'
+    /// times.
     pub offload_wait: Nanos,
 }
 

@@ -32,7 +32,7 @@ pub(super) struct Engine {
     pub(super) peers: Option<Arc<TransportPeers>>,
     /// The other replicas, if there are any.
     pub(super) replicas: Option<Arc<dyn Replicas>>,
-    /// Whether each replica keeps the optimizer state of only a part of the parameters.
+    /// Whether each replica stores the optimizer state of only a part of the parameters.
     pub(super) shards_optimizer: bool,
     pub(super) topology: Topology,
     /// What each edge of the topology carries.

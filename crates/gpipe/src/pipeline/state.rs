@@ -37,11 +37,11 @@ impl Pipeline {
     /// own stages. The copies need as much memory again, which no cap limits.
     ///
     /// With a [sharded](crate::PipelineBuilder::shard_optimizer) optimizer, every replica returns
-    /// all of the state. It waits until each of them calls this or [`Pipeline::share_state`].
+    /// the whole state. The call waits until each replica calls this or [`Pipeline::share_state`].
     ///
     /// # Errors
-    /// If there is no memory for the copies, if a device does not answer, if another replica is
-    /// gone, or inside [`Pipeline::with_averages`].
+    /// There is no memory for the copies, a device does not answer, another replica is gone, or the
+    /// call is inside [`Pipeline::with_averages`].
     pub fn state(&mut self) -> Result<State> {
         self.needs_own_parameters("take its state")?;
         self.meet_shards()?;
@@ -70,11 +70,11 @@ impl Pipeline {
         Ok(State { counters, stages })
     }
 
-    /// Takes part in [`Pipeline::state`] of other replicas, without copies of its own. It does
-    /// nothing if the optimizer is not sharded.
+    /// Sends this replica's part of a sharded optimizer state to replicas that call
+    /// [`Pipeline::state`]. Copies nothing. Does nothing if the optimizer is not sharded.
     ///
     /// # Errors
-    /// As [`Pipeline::state`].
+    /// As for [`Pipeline::state`].
     pub fn share_state(&mut self) -> Result<()> {
         if !self.is_sharded() {
             return Ok(());
@@ -95,9 +95,10 @@ impl Pipeline {
         self.engine.shards_optimizer && self.engine.replicas.is_some()
     }
 
-    /// Waits for the other replicas. Before the stages exchange state, because another replica may
-    /// still be writing an earlier one; the stages' waits for each other are then short. And after
-    /// it, so that none is gone before all have what they need.
+    /// Waits for the other replicas, before and after the stages exchange state.
+    ///
+    /// Before: another replica may still be writing an earlier state. The wait here keeps the waits
+    /// between stages short. After: no replica may exit before all have what they need.
     fn meet_shards(&self) -> Result<()> {
         match self.engine.replicas.as_ref().filter(|_| self.engine.shards_optimizer) {
             Some(replicas) => replicas.gather(Vec::new()).map(|_| ()).map_err(Error::from),

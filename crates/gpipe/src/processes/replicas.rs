@@ -32,7 +32,7 @@ pub trait Replicas: Send + Sync + 'static {
 }
 
 /// All-reduces and broadcasts of one stage's tensors over the replicas. All replicas begin the same
-/// ones in the same order.
+/// operations in the same order.
 pub trait Summing: Send {
     /// Begins to sum `tensor` with those of the other replicas. `tensor` is contiguous and on the
     /// CPU.
@@ -41,14 +41,15 @@ pub trait Summing: Send {
     /// If the connection is lost.
     fn begin(&mut self, tensor: Tensor) -> Result<(), PeerError>;
 
-    /// Begins to copy the tensor of replica `from` into `tensor`, which is contiguous, on the CPU,
-    /// and of the same size and dtype in all replicas.
+    /// Begins to broadcast the tensor of replica `from` into `tensor` of the other replicas.
+    ///
+    /// `tensor` is contiguous, on the CPU, and of the same size and dtype in all replicas.
     ///
     /// # Errors
-    /// If the connection is lost.
+    /// The connection is lost.
     fn begin_broadcast(&mut self, tensor: Tensor, from: usize) -> Result<(), PeerError>;
 
-    /// Waits for the oldest sum or broadcast in flight and returns its tensor.
+    /// Waits for the oldest all-reduce or broadcast in flight, and returns its tensor.
     ///
     /// # Errors
     /// If another replica failed, is gone, or does not join.

@@ -1,8 +1,8 @@
 //! Random numbers that depend only on their key (invariant 2 in ARCHITECTURE.md).
 //!
 //! Initial values are keyed by (seed, layer, parameter), dropout masks by (seed, layer, step,
-//! global sample, site, element), roundings of optimizer state by (seed, parameter, tensor, update,
-//! element). None changes with the number of stages, micro-batches or replicas.
+//! global sample, site, element), and the rounding of optimizer state by (seed, parameter, tensor,
+//! update, element). None of them changes with the number of stages, micro-batches or replicas.
 
 mod dropout;
 mod rounding;
@@ -15,7 +15,7 @@ use tch::{Device, Kind, Tensor};
 
 use crate::{error::LayerError, parameter::Init};
 
-/// First key parts that keep initial values, dropout masks and the rest in separate streams.
+/// First key parts, which give each use of random numbers a separate stream.
 const INIT: u64 = 1;
 const DROPOUT: u64 = 2;
 const OPERATORS: u64 = 3;
@@ -75,7 +75,7 @@ impl Random {
         Self { mask: MaskKey { seed: key(&[FORK, seed, site]), site: 0, ..self.mask }, ..*self }
     }
 
-    /// A key for the dropout of an adapter, whatever else the layer draws.
+    /// The key of adapter `number`'s dropout, independent of the layer's other draws.
     pub(crate) fn of_adapter(&self, number: u64) -> Self {
         let seed = key(&[ADAPTER, self.mask.seed]);
         Self { mask: MaskKey { seed, site: number, ..self.mask }, ..*self }
@@ -121,8 +121,10 @@ fn normal(key: u64, index: u64) -> f64 {
     (-2.0 * a.ln()).sqrt() * (2.0 * std::f64::consts::PI * b).cos()
 }
 
-/// Numbers `first` to `first + count` of the streams of `keys` [streams, 1], as int64 [streams,
-/// count]: the same as [`at`], in tensor operations on the device of `keys`.
+/// The random numbers `first..first + count` of each stream, int64 [streams, count].
+///
+/// `keys`: int64 [streams, 1]. The values are those of [`at`], computed with tensor operations on
+/// the device of `keys`.
 fn on_device(keys: &Tensor, first: i64, count: i64) -> Result<Tensor, LayerError> {
     let options: (Kind, Device) = (Kind::Int64, keys.device());
     let index = Tensor::f_arange_start(first + 1, first + count + 1, options)?;

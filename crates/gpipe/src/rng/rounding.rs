@@ -1,11 +1,11 @@
-//! Stochastic rounding to bfloat16: up or down with probabilities that make the mean exact.
+//! Stochastic rounding to bfloat16: up or down, with probabilities that make the mean exact.
 //!
 //! A moving average changes by less than half a bfloat16 step in most updates. Rounding to nearest
-//! would drop these changes, and the average would stop. Stochastic rounding keeps them in the mean
-//! (Gupta et al. 2015, section 3).
+//! would drop these changes, and the average would stop. Stochastic rounding preserves the changes
+//! in the mean (Gupta et al. 2015, section 3).
 //!
-//! The random bits are a function of (seed, parameter, tensor, update, element), on any device, as
-//! for dropout.
+//! The random bits are a function of (seed, parameter, tensor, update, element). They are the same
+//! on every device.
 
 use gpipe_bridge::{device::upload, fill};
 use gpipe_core::splitmix::{at, key};
@@ -14,15 +14,15 @@ use tch::{Device, Kind, Tensor};
 use super::{ROUNDING, name_hash, on_device};
 use crate::error::LayerError;
 
-/// What the random bits depend on, except for the element.
+/// The key of the random bits, without the element.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct RoundingKey<'a> {
     pub seed: u64,
-    /// The full name of the parameter: for a tied weight, that of its first use.
+    /// Full name of the parameter. A tied weight has the name of its first use.
     pub parameter: &'a str,
-    /// Which of the parameter's state tensors.
+    /// Index of the state tensor among the parameter's state tensors.
     pub tensor: u64,
-    /// The number of the parameter's update.
+    /// Number of the parameter's update.
     pub update: u64,
 }
 
@@ -36,14 +36,17 @@ impl RoundingKey<'_> {
 /// The largest finite bfloat16.
 const MOST: f64 = 3.389_531_389_251_535_5e38;
 
-/// Elements that share one 64-bit random number.
+/// Number of elements that share one 64-bit random number.
 const PER_WORD: i64 = 4;
 
-/// Rounds `values` (float32, one-dimensional, overwritten) into `target` (bfloat16, of the same
-/// length). They are elements `first` and following of their tensor; `first` is a multiple of 4.
+/// Rounds `values`, float32 `[count]`, into `target`, bfloat16 `[count]`. Overwrites `values`.
 ///
-/// A value keeps its sign. Values beyond the largest finite bfloat16, infinities included, become
-/// that number, so no rounding leads to an infinity. NaN stays NaN.
+/// `first`: the index in the state tensor of the first value, a multiple of 4. A value keeps its
+/// sign. Infinities and values beyond the largest finite bfloat16 become that number, so rounding
+/// never produces an infinity. NaN stays NaN.
+///
+/// # Errors
+/// libtorch's error, such as for lack of memory.
 pub(crate) fn round_to_bfloat16(
     values: Tensor,
     target: &Tensor,
@@ -70,7 +73,7 @@ pub(crate) fn round_to_bfloat16(
     Ok(())
 }
 
-/// One int16 for each element, made on the host.
+/// Random int16 `[count]` for the elements from `first` on, computed on the host.
 fn on_host(stream: u64, first: i64, count: i64) -> Result<Tensor, LayerError> {
     let first = (first / PER_WORD) as u64;
     Ok(fill::int16(&[count], |elements| {
@@ -84,7 +87,7 @@ fn on_host(stream: u64, first: i64, count: i64) -> Result<Tensor, LayerError> {
     })?)
 }
 
-/// The same as [`on_host`], in int64 arithmetic on `device`.
+/// Computes the values of [`on_host`] with int64 arithmetic on `device`.
 fn on_any(stream: u64, first: i64, count: i64, device: Device) -> Result<Tensor, LayerError> {
     let keys = upload(&Tensor::f_from_slice(&[stream as i64])?, device)?.f_reshape([1, 1])?;
     let words = on_device(&keys, first / PER_WORD, (count + PER_WORD - 1) / PER_WORD)?;

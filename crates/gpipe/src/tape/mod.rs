@@ -168,7 +168,7 @@ impl Tape {
         }
     }
 
-    /// Adds adapters to the layer's linear maps.
+    /// Adds adapters to the layer's linear operations.
     pub(crate) fn adapt(&mut self, adapters: Arc<[Adapter]>) {
         self.adapters = adapters;
     }

@@ -55,7 +55,7 @@ impl Tape {
         let flops = 2.0 * self.spec(x).elements() * outputs as f64;
         let transposed = if onednn { bytes(&output) } else { 0.0 };
         let node = Node::new(&[x], output).backward_bytes(transposed);
-        // With a frozen weight the input is not saved.
+        // The input is saved only for the gradient of a trained weight.
         let node = if self.is_trained(weight) { node.saving(&[x]) } else { node };
         let node = match onednn {
             true => node.parameter(weight),
@@ -93,7 +93,7 @@ impl Tape {
         let wide = if reduced { FLOAT * spec.elements() } else { own };
         let one = wide / spec.elements().max(1.0);
         // The root is saved, and what it was multiplied with: the input in float32. So is the
-        // result, for the gradient of the weight, unless that one is frozen.
+        // result, for the gradient of the weight, unless the weight is frozen.
         let copied = if reduced { wide } else { 0.0 };
         let (result, backward) =
             if self.is_trained(weight) { (own, 2.0 * wide) } else { (0.0, wide) };
@@ -122,7 +122,7 @@ impl Tape {
         self.push(Node::new(&[x], spec).forward_bytes(own).backward_bytes(own))
     }
 
-    /// A copy in another layout.
+    /// A copy of `x` in another layout.
     pub fn copied(&mut self, x: Var) -> Var {
         self.push(Node::new(&[x], self.spec(x).clone()))
     }
@@ -134,8 +134,8 @@ impl Tape {
     }
 
     /// Causal attention of separate queries, keys and values, each [samples, positions, heads *
-    /// size]. `masks`: the number of masks [positions, positions] of visible keys; 0 if all
-    /// earlier keys are visible.
+    /// size]. `masks`: the number of masks [positions, positions] of visible keys; 0 if all earlier
+    /// keys are visible.
     pub fn attention_of(
         &mut self,
         queries: Var,

@@ -126,11 +126,11 @@ pub struct Stage {
     pub peak_bytes: u64,
     /// Bytes of activations and gradients sent to other stages.
     pub sent_bytes: u64,
-    /// Bytes of saved activations that were moved out of the device's memory and back. Present only
-    /// where a stage offloads.
+    /// Bytes of saved activations that were offloaded and read back. Present only if a stage
+    /// offloads.
     #[serde(skip_serializing_if = "is_zero")]
     pub offloaded_bytes: u64,
-    /// The part of `forward_ms` and `recompute_ms` in which the stage waited for these moves.
+    /// The part of `forward_ms` and `recompute_ms` in which the stage waited for offload.
     /// Present with `offloaded_bytes`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub offload_wait_ms: Option<f64>,

@@ -1,4 +1,4 @@
-//! Files of lines of JSON as samples, read or kept by an earlier run.
+//! Reads JSONL files as samples, or takes the samples from the cache.
 
 use std::{
     fmt::Write,
@@ -25,10 +25,10 @@ use crate::{
     task::{Vocabulary, template::Template},
 };
 
-/// Lines that were left out and are listed.
+/// Maximum number of skipped lines that are listed.
 const LISTED_MAX: usize = 5;
 
-/// How lines become samples.
+/// The encoder of lines that `[data]` describes.
 pub(super) fn encoder<'a>(data: &JsonlConfig, template: Option<&'a Template>) -> Encoder<'a> {
     let names = data.fields.clone();
     Encoder {
@@ -46,13 +46,13 @@ pub(super) fn encoder<'a>(data: &JsonlConfig, template: Option<&'a Template>) ->
     }
 }
 
-/// Reads files as samples, or takes them from an earlier run.
+/// Reads files as samples, or takes the samples from the cache.
 pub(super) struct Reader<'a> {
     encoder: Encoder<'a>,
     tokenizer: &'a Tokenizer,
-    /// The folder of earlier samples.
+    /// The cache folder, if samples are cached.
     cache: Option<PathBuf>,
-    /// What samples depend on besides the file.
+    /// Everything except the file that samples depend on: tokenizer, template and field names.
     settings: Vec<Vec<u8>>,
     left_out: u64,
     bad: Vec<String>,
@@ -81,7 +81,7 @@ impl<'a> Reader<'a> {
         Ok(Self { encoder, tokenizer, cache, settings, left_out: 0, bad: Vec::new() })
     }
 
-    /// The samples of some files.
+    /// The samples of all files in `paths`, in order.
     pub fn samples(&mut self, paths: &[PathBuf]) -> Result<Samples, CliError> {
         let mut all = Samples::default();
         for path in paths {
@@ -112,12 +112,12 @@ impl<'a> Reader<'a> {
         let mut progress = Reading::new(path, before.0);
         let encoded = self.encoder.encode(path, self.tokenizer, |bytes| progress.tell(bytes))?;
         progress.finish();
-        // A file that changed meanwhile is not what the key says.
+        // If the file changed meanwhile, the key is not that of its samples.
         if let Some(kept) = kept
             && state()? == before
             && let Err(error) = cache::write(&kept, &encoded)
         {
-            complain!("gpipe: warning: the tokens are not kept: {}: {error}", kept.display());
+            complain!("gpipe: warning: cannot cache the tokens: {}: {error}", kept.display());
         }
         Ok(encoded)
     }
@@ -130,15 +130,15 @@ impl<'a> Reader<'a> {
         Ok(key.with_file(path).map_err(io(path))?.name())
     }
 
-    /// Adds lines about the lines that were left out.
+    /// Appends the number of skipped lines to `text`, and lists the first of them.
     pub fn tell_left_out(&self, text: &mut String) {
         if self.left_out == 0 {
             return;
         }
         let _ = writeln!(
             text,
-            "left out {} (data.on_bad_line = \"skip\")",
-            counted(self.left_out as usize, "bad line")
+            "skipped {} (data.on_bad_line = \"skip\")",
+            counted(self.left_out as usize, "invalid line")
         );
         for bad in &self.bad {
             let _ = writeln!(text, "  {bad}");
@@ -150,7 +150,7 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// `gpipe/tokens` in the user's folder for caches. `None` if there is no such folder.
+/// `gpipe/tokens` in the user's cache folder. `None` if the environment names no cache folder.
 fn default_cache() -> Option<PathBuf> {
     let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
     let named = named.filter(|folder| folder.is_absolute());

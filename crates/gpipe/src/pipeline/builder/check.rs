@@ -92,11 +92,13 @@ impl PipelineBuilder {
         })
     }
 
-    /// Checks that the last layer, the losses and the metrics can be computed on some rows at a
-    /// time, if they are to be. `specs` are the inputs of each layer, and the outputs.
+    /// If `loss_rows` is set, checks that the last layer, the losses and the metrics can be
+    /// computed on some rows at a time.
+    ///
+    /// `specs`: the inputs of each layer, then the outputs.
     pub(in crate::pipeline) fn check_rows(&self, specs: &[Vec<TensorSpec>]) -> Result<()> {
         let refuse = |what: String| {
-            Err(Error::Setting(format!("loss_rows: {what} cannot be computed on some rows alone")))
+            Err(Error::Setting(format!("loss_rows: {what} needs all rows at once: omit loss_rows")))
         };
         match self.loss_rows {
             None => return Ok(()),

@@ -1,4 +1,4 @@
-//! What is measured: losses and metrics.
+//! Settings of losses and metrics.
 
 use std::sync::Arc;
 
@@ -51,20 +51,22 @@ impl PipelineBuilder {
     }
 
     /// Computes the last layer, the losses and the metrics on `rows` rows of a micro-batch at a
-    /// time, forward and backward, so that outputs of all rows never exist. A row is a position of
-    /// a sample.
+    /// time, in forward and backward.
     ///
-    /// With a large vocabulary the logits are by far the largest tensors: 151,936 of them take 0.6
-    /// MB per token in float32. Their gradients are taken where they are made, in the backward, so
-    /// no arithmetic is done twice.
+    /// A row is a position of a sample: an index of all axes but the last. The outputs of all rows
+    /// are never in memory at once. With a large vocabulary the logits are by far the largest
+    /// tensors: in float32, 151,936 logits take 0.6 MB per position. The backward computes the
+    /// outputs of a chunk and takes their gradients at once, so nothing is computed twice.
     ///
-    /// `rows` decides in which order sums are taken, so it changes the last bits. Stages, schedule
-    /// and re-materialization change none. Predictions, and forwards whose outputs the caller takes
-    /// ([`Pipeline::forward`](crate::Pipeline::forward)), make all outputs.
+    /// `rows` decides the order of summation, so it changes the last bits. Stages, schedule and
+    /// re-materialization change none. Predictions and [`Pipeline::forward`] compute all outputs.
     ///
-    /// The last layer, all losses and all metrics must allow it ([`Layer::by_rows`],
-    /// [`Loss::by_rows`], [`Metric::by_rows`]).
+    /// # Errors
+    /// [`PipelineBuilder::build`] fails if `rows` is 0, or if the last layer, a loss or a metric
+    /// cannot be computed on some rows at a time ([`Layer::by_rows`], [`Loss::by_rows`],
+    /// [`Metric::by_rows`]).
     ///
+    /// [`Pipeline::forward`]: crate::Pipeline::forward
     /// [`Layer::by_rows`]: crate::Layer::by_rows
     /// [`Loss::by_rows`]: crate::Loss::by_rows
     #[must_use]

@@ -1,7 +1,9 @@
 //! Settings of a pipeline.
 //!
-//! - [`arguments`]: inputs and targets; [`losses`]: losses and metrics
-//! - [`check`]: checks the settings; [`build`]: builds the stages
+//! - [`arguments`]: inputs and targets
+//! - [`losses`]: losses and metrics
+//! - [`check`]: checks the settings
+//! - [`build`]: builds the stages
 
 mod arguments;
 mod build;
@@ -236,19 +238,18 @@ impl PipelineBuilder {
     }
 
     /// Shards the optimizer state over the replicas (ZeRO stage 1: Rajbhandari et al. 2020, section
-    /// 5.1). Without replicas it changes nothing.
+    /// 5.1). Without replicas it has no effect.
     ///
-    /// Each replica keeps and updates the state of a part of each stage's parameters, whole ones,
-    /// with about as many bytes as the others. After an update the replicas exchange the updated
-    /// parameters. No bit of the result changes, and states and checkpoints are the same, so they
-    /// fit any number of replicas, sharded or not.
+    /// Within each stage, a parameter belongs to one replica, which stores and updates its state.
+    /// The replicas get about equal numbers of bytes. After an update they exchange the updated
+    /// parameters. No bit of the result changes. States and checkpoints are the same, so they fit
+    /// any number of replicas, sharded or not.
     ///
-    /// Every rule of this crate updates each parameter by itself. A rule of your own that combines
-    /// parameters of a layer sees only those that its replica updates.
+    /// Each optimizer of this crate updates every parameter separately. A custom optimizer that
+    /// combines the parameters of a layer sees only those that its replica updates.
     ///
-    /// [`Pipeline::state`](crate::Pipeline::state) collects the state from all replicas: each of
-    /// them calls it, or [`Pipeline::share_state`](crate::Pipeline::share_state), after the same
-    /// step.
+    /// [`Pipeline::state`](crate::Pipeline::state) collects the state from all replicas. After the
+    /// same step, each replica calls it or [`Pipeline::share_state`](crate::Pipeline::share_state).
     #[must_use]
     pub fn shard_optimizer(mut self) -> Self {
         self.shard_optimizer = true;
@@ -261,7 +262,7 @@ impl PipelineBuilder {
         self.frozen.extend(patterns.into_iter().map(|pattern| (pattern, frozen)));
     }
 
-    /// What the speed of offload depends on: the first device, the folder, and the deadline.
+    /// The settings that the speed of offload depends on: first device, folder and timeout.
     pub(super) fn offload_inputs(&self) -> (Device, Option<&Path>, Duration) {
         let device = self.devices.first().copied().unwrap_or(Device::Cpu);
         (device, self.offload_folder.as_deref(), self.deadline)
@@ -287,9 +288,9 @@ impl PipelineBuilder {
     }
 
     /// The folder of the files to which stages on CPUs offload activations
-    /// ([`Remat::Offload`](gpipe_core::remat::Remat::Offload)). By default it is where the system
-    /// keeps temporary files, which may itself be memory. The files have no names and are gone when
-    /// the process ends.
+    /// ([`Remat::Offload`](gpipe_core::remat::Remat::Offload)). The default is the system's
+    /// temporary folder, which may itself be in memory. The files have no names and vanish when the
+    /// process ends.
     #[must_use]
     pub fn offload_folder(mut self, folder: impl Into<PathBuf>) -> Self {
         self.offload_folder = Some(folder.into());
