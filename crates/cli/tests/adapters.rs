@@ -46,7 +46,7 @@ fn tune<'a>(more: &[&'a str]) -> Vec<&'a str> {
 fn transparency_of_a_training_of_adapters() {
     let folder = with_base();
     let printed = folder.succeeds(&tune(&["--stages", "2", "--out", "two"]));
-    assert!(printed.contains("samples do not see each other"), "{printed}");
+    assert!(printed.contains("samples do not attend to each other"), "{printed}");
     assert!(printed.contains("of adapters of rank 3 on 21 linear layers"), "{printed}");
     folder.succeeds(&tune(&[
         "--stages",

@@ -95,7 +95,7 @@ fn transparency_of_a_training_on_samples() {
     let printed = train(&["--out", "two"]);
     assert!(printed.contains("chats.jsonl: 54 samples"), "{printed}");
     assert!(printed.contains("held out: 6 samples"), "{printed}");
-    assert!(printed.contains("samples do not see each other"), "{printed}");
+    assert!(printed.contains("samples do not attend to each other"), "{printed}");
     train(&["--out", "three", "--stages", "3", "--schedule", "zb-h1", "--remat", "always"]);
     assert!(folder.weights("two") == folder.weights("three"));
     folder.succeeds(&["verify", "tuned.toml", "--steps", "2"]);

@@ -1,4 +1,4 @@
-//! The product that a low-rank adapter adds to a linear map ([`crate::lora`] says what adapters
+//! The product that a low-rank adapter adds to a linear layer ([`crate::lora`] says what adapters
 //! are).
 
 use gpipe_bridge::linear::{Kernels, linear};
@@ -20,7 +20,7 @@ pub(crate) struct Adapter {
 }
 
 impl Adapter {
-    /// What it adds to the linear map of `x`.
+    /// What it adds to the linear layer's output for `x`.
     pub fn apply(
         &self,
         x: &Tensor,

@@ -1,5 +1,5 @@
 //! Low-rank adapters (LoRA; Hu et al. 2021): beside a frozen weight W [outputs, inputs], trained
-//! matrices A [rank, inputs] and B [outputs, rank]. A linear map becomes
+//! matrices A [rank, inputs] and B [outputs, rank]. A linear layer becomes
 //! `x W^T + alpha / rank * dropout(x) A^T B^T`. B starts at 0, so training starts from the model.
 
 use std::sync::Arc;
@@ -33,14 +33,14 @@ pub struct Lora {
     pub alpha: f64,
     /// Dropout of the adapters' inputs, from 0 to below 1.
     pub dropout: f64,
-    /// Patterns of the names of the maps that get adapters, in which `*` stands for any text. A
+    /// Patterns of the names of the linear layers that get adapters. `*` stands for any text. A
     /// pattern matches a whole name, such as `model.layers.0.self_attn.q_proj`, or its last part,
     /// such as `q_proj`.
     pub targets: Vec<String>,
 }
 
 impl Sequence {
-    /// Adds low-rank adapters to the linear maps whose names match, and freezes all else. The
+    /// Adds low-rank adapters to the linear layers whose names match, and freezes all else. The
     /// parameters of the model are then kept only in the dtype of computation.
     ///
     /// Adapters are parameters of their layers: `NAME.lora_A.weight` [rank, inputs], uniform in
@@ -82,8 +82,8 @@ impl Sequence {
                 }
                 if lora.rank > inputs.min(outputs) {
                     return Err(Error::Setting(format!(
-                        "adapters: rank {} is larger than the map {name} [{outputs}, {inputs}]: \
-                        use at most {}",
+                        "adapters: rank {} is larger than the linear layer {name} [{outputs}, \
+                        {inputs}]: use at most {}",
                         lora.rank,
                         inputs.min(outputs)
                     )));
@@ -111,10 +111,10 @@ impl Sequence {
         match missed {
             None => Ok(self),
             Some((pattern, _)) => Err(Error::Setting(format!(
-                "no linear map matches the pattern '{pattern}' of adapters: {}",
+                "no linear layer matches the pattern '{pattern}' of adapters: {}",
                 match known.first() {
                     Some(name) => format!("names are such as {name}"),
-                    None => "the model has no layer that takes adapters".to_owned(),
+                    None => "the model has no layer that can be adapted".to_owned(),
                 }
             ))),
         }
@@ -133,7 +133,7 @@ fn check(lora: &Lora) -> Result<(), Error> {
         return refuse(format!("dropout {}: use a number from 0 to below 1", lora.dropout));
     }
     if lora.targets.is_empty() {
-        return refuse("no targets: name linear maps, or all with *".into());
+        return refuse("no targets: name linear layers, or all with *".into());
     }
     Ok(())
 }

@@ -275,7 +275,7 @@ fn fault_adapters_that_do_not_fit_are_refused() {
     refused(Lora { dropout: 1.0, ..lora(&["*"]) }, "dropout 1");
     let table = Sequence::new().layer(RmsNorm { features: 3, eps: 1e-6 });
     let error = table.with_lora(&lora(&["*"])).err().unwrap().to_string();
-    assert!(error.contains("no layer that takes adapters"), "{error}");
+    assert!(error.contains("no layer that can be adapted"), "{error}");
     let one = Sequence::new().push("own", Linear::new(3, 4)).with_lora(&lora(&["own"])).unwrap();
     let names: Vec<String> = one.parameters().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["own.weight", "own.bias", "own.lora_A.weight", "own.lora_B.weight"]);

@@ -54,7 +54,7 @@ impl Config {
 
     fn check_jsonl(&self, data: &JsonlConfig) -> Result {
         if data.files.is_empty() == data.sources.is_empty() {
-            let reason = "name the files to learn from with --data FILE, in data.files, or with \
+            let reason = "name the files to train on with --data FILE, in data.files, or with \
                 their weights in [[data.sources]]; one of the three";
             let found = data.files.iter().map(|path| path.display().to_string());
             return refuse("data.files", found.collect::<Vec<_>>().join(", "), reason);

@@ -27,7 +27,8 @@ pub struct Source {
 /// A mini-batch of rows.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct PackedBatch {
-    /// Inputs and targets. Targets that are not learned are [`IGNORE`].
+    /// Inputs and targets. `[samples, sequence]` each; targets that are not in the
+    /// loss are [`IGNORE`].
     pub batch: Batch,
     /// For each position, the position in its row at which its sample begins, or [`NO_DOCUMENT`].
     /// Shape: `[samples, sequence]`.
@@ -205,7 +206,7 @@ mod tests {
         let source = source(&[4, 6], 10, true);
         let all: Vec<PackedBatch> = in_order(&source, 10, 2).unwrap().collect();
         let [PackedBatch { batch, documents }] = &all[..] else { panic!("{all:?}") };
-        // The sample of six tokens comes first: 5 to 10, of which 8 to 10 are learned.
+        // The sample of six tokens comes first: 5 to 10, of which 8 to 10 are in the loss.
         assert_eq!(batch.inputs, [5, 6, 7, 8, 9, 1, 2, 3, 0, 0]);
         let x = IGNORE;
         assert_eq!(batch.targets, [x, x, 8, 9, 10, x, 3, 4, x, x]);

@@ -46,7 +46,7 @@ pub(super) fn to_json(value: &Value, options: &Kwargs) -> Result<String, Error> 
     Ok(if is_ascii == Some(true) { escaped(&text) } else { text })
 }
 
-/// Escapes each UTF-16 unit of characters outside ASCII as `\uXXXX`.
+/// Writes each UTF-16 unit of characters outside ASCII as `\u` and four hexadecimal digits.
 fn escaped(text: &str) -> String {
     let mut all = String::with_capacity(text.len());
     for own in text.chars() {

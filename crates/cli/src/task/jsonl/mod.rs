@@ -1,4 +1,4 @@
-//! Samples of lines of JSON: texts, prompts with completions, conversations. Rows of them, several
+//! Samples of JSONL files: texts, prompts with completions, conversations. Rows of them, several
 //! to a row or one in each, are mini-batches for predicting the next token.
 //!
 //! - [`reader`]: files as samples, read or kept by an earlier run
@@ -31,7 +31,7 @@ const TEXT_BYTES_MAX: u64 = 4 * TRAINING_BYTES_MAX;
 /// Samples as tokens, in rows.
 pub(crate) struct Jsonl {
     vocabulary: Vocabulary,
-    /// The sources to learn from, with their weights.
+    /// The sources to train on, with their weights.
     train: Vec<(Arc<Source>, f64)>,
     validation: Source,
     summary: String,
@@ -237,7 +237,7 @@ fn tensors(own: &PackedBatch, packing: PackingChoice) -> Result<Batch, tch::TchE
     Ok(Batch { inputs, targets: tensor(&batch.targets)?, samples: batch.samples as u64 })
 }
 
-/// The configured files to learn from, each source with its weight. Files without weights are one
+/// The configured files to train on, each source with its weight. Files without weights are one
 /// source.
 fn sources(data: &JsonlConfig) -> Vec<(Vec<PathBuf>, f64)> {
     if !data.files.is_empty() {
@@ -294,16 +294,16 @@ fn describe(
     let weight = weight.map_or_else(String::new, |weight| format!(", weight {weight}"));
     let _ = writeln!(
         text,
-        "{what}: {}, {} tokens ({} to learn){weight}",
+        "{what}: {}, {} tokens ({} in the loss){weight}",
         counted(samples.len(), "sample"),
         samples.tokens(),
         samples.learned()
     );
     let used = 100.0 * rows.used() as f64 / (rows.len() * length).max(1) as f64;
     let how = match packing {
-        PackingChoice::Joined => "samples see earlier ones",
+        PackingChoice::Joined => "samples attend to earlier ones",
         PackingChoice::None => "one sample each",
-        _ => "samples do not see each other",
+        _ => "samples do not attend to each other",
     };
     let count = counted(rows.len(), "row");
     let _ = writeln!(text, "  {count} of {length} tokens, {used:.0}% used: {how}");
@@ -315,7 +315,7 @@ fn describe(
     if long.cut > 0 {
         let _ = writeln!(
             text,
-            "  longer than data.sequence = {length}: {}; {} to learn cut off, {} left out whole",
+            "  longer than data.sequence = {length}: {}; {} of the loss cut off, {} skipped",
             counted(long.cut, "sample"),
             counted(long.lost, "token"),
             counted(long.left_out, "sample")
@@ -328,7 +328,7 @@ fn counted(count: usize, what: &str) -> String {
     format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
-/// Fails if there is nothing to learn from or to validate on.
+/// Fails if there is nothing to train on or to validate on.
 fn check(
     sources: &[(Vec<PathBuf>, f64)],
     train: &[(Arc<Source>, f64)],
@@ -340,7 +340,7 @@ fn check(
         let reason = match source.samples.is_empty() {
             true if validation.samples.is_empty() => "there is no sample in it: add lines",
             true => "all of its samples are held out for validation: add lines",
-            false => "no sample has anything to learn within data.sequence tokens: raise it",
+            false => "no sample has a token in the loss within data.sequence tokens: raise it",
         };
         return usage(format!("{}: {reason}", names(paths)));
     }
@@ -350,7 +350,7 @@ fn check(
     let named = "or name a file with --set data.validation='[\"FILE\"]'";
     match (validation.samples.is_empty(), train.iter().any(|(own, _)| own.samples.len() > 1)) {
         (false, _) => usage(
-            "samples to validate on have nothing to learn within data.sequence tokens: raise it"
+            "samples to validate on have no token in the loss within data.sequence tokens: raise it"
                 .into(),
         ),
         (true, true) => usage(format!(
