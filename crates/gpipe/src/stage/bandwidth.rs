@@ -72,10 +72,11 @@ fn through_file(spill: &Spill, round: usize) -> Result<(Duration, Duration), Lay
 }
 
 fn through_host(device: Device) -> Result<(Duration, Duration), LayerError> {
-    let options = (Kind::Uint8, device.tch());
-    let block = |_| Ok(Tensor::f_zeros([BLOCK as i64], options)?);
-    let blocks = (0..BLOCKS).map(block).collect::<Result<Vec<_>, LayerError>>()?;
     let stream = Stream::new(device.gpu().unwrap_or_default())?;
+    // On the stream of the copies, which then need not wait for another.
+    let empty = Tensor::f_zeros([BLOCK as i64], (Kind::Uint8, tch::Device::Cpu))?;
+    let block = |_| Ok(stream.upload(&empty)?);
+    let blocks = (0..BLOCKS).map(block).collect::<Result<Vec<_>, LayerError>>()?;
     stream.synchronize()?;
     let begun = Instant::now();
     let copies = blocks.iter().map(|block| stream.copy(block, None)).collect::<Result<Vec<_>, _>>();
