@@ -83,7 +83,7 @@ PARTS = {
     "python": Part("the Python package beside the native engine and peers", python_package.report),
     "checkpoint": Part("Cost of checkpoints", checkpoint.report, checkpoint.summary),
     "generation": Part("Generation", generation.report, generation.summary),
-    "tuning": Part("Fine-tuning", tuning.report, tuning.summary),
+    "tuning": Part("fine-tuning beside transformers and PEFT", tuning.report),
     "planner": Part("how long planning takes", records.planner_report),
     "simulator": Part("how long simulating takes", records.simulator_report),
     "translation": Part("translation into English", records.translation_report),
@@ -182,7 +182,7 @@ def section(parts):
         runs = [*(f"{run};" for run in runs), f"{last}."]
         lines += [f"### {title}", "", *runs, *PARTS[next(iter(own))].summary(own)]
     if others:
-        lines += ["### Other reports", "", *others, ""]
+        lines += [*(["### Other reports", ""] if titles else []), *others, ""]
     return lines
 
 

@@ -246,14 +246,6 @@ def report(folder):
     return "\n".join(lines) + "\n"
 
 
-def summary(parts):
-    """The section of RESULTS.md."""
-    lines = []
-    for folder in parts.values():
-        lines += [*paragraph(WHAT), "", *table(read(folder)), ""]
-    return lines
-
-
 def main():
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
