@@ -45,13 +45,8 @@ impl ModelCosts {
         let pieces = states.iter().flat_map(|state| state.shardable.iter().copied());
         let pieces = pieces.chain(self.ties.iter().filter(uses).map(|tie| tie.shardable));
         let pieces: Vec<Bytes> = pieces.collect();
-        let elsewhere = match self.optimizer_shards {
-            0 | 1 => Bytes(0),
-            shards => {
-                let all: Bytes = pieces.iter().copied().sum();
-                all - shard::largest(&pieces, shards)
-            }
-        };
+        let kept = shard::largest(&pieces, self.optimizer_shards);
+        let elsewhere = pieces.iter().copied().sum::<Bytes>() - kept;
         // The owner of a tied weight copies the gradients' sum for every other stage that uses it:
         // at most one copy per use elsewhere.
         let owned =
