@@ -30,7 +30,9 @@ use crate::error::LayerError;
 
 /// Inputs and targets of a micro-batch by rows.
 struct ByRows {
-    /// `[rows, features]`
+    /// The shape of the layer's input, `[..., features]`.
+    shape: Vec<i64>,
+    /// The input, `[rows, features]`.
     x: Tensor,
     /// `[rows]`
     targets: Vec<Tensor>,
@@ -44,35 +46,29 @@ impl ByRows {
         let Some(x) = inputs.first() else {
             return Err(LayerError::Shape("the last layer has no input".into()));
         };
-        let features = x.size().last().copied().unwrap_or(1);
+        let shape = x.size();
+        let features = shape.last().copied().unwrap_or(1);
         let x = x.f_reshape([-1, features])?;
         let rows = x.size().first().copied().unwrap_or(0);
         let flat = |target: &Tensor| Ok(target.f_reshape([rows])?);
         let targets = targets.iter().map(flat).collect::<Result<_, LayerError>>()?;
-        Ok(Self { x, targets, rows, chunk: i64::try_from(chunk).unwrap_or(i64::MAX) })
+        Ok(Self { shape, x, targets, rows, chunk: i64::try_from(chunk).unwrap_or(i64::MAX) })
     }
 
-    /// Inputs and targets of each chunk.
-    fn chunks(&self) -> impl Iterator<Item = Result<(Tensor, Vec<Tensor>), LayerError>> + '_ {
+    /// The first row, the inputs and the targets of each chunk.
+    fn chunks(&self) -> impl Iterator<Item = Result<(i64, Tensor, Vec<Tensor>), LayerError>> + '_ {
         let starts = (0..self.rows).step_by(usize::try_from(self.chunk).unwrap_or(1).max(1));
         starts.map(|start| {
             let count = self.chunk.min(self.rows - start);
             let part = |tensor: &Tensor| Ok(tensor.f_narrow(0, start, count)?);
             let targets = self.targets.iter().map(part).collect::<Result<_, LayerError>>()?;
-            Ok((part(&self.x)?, targets))
+            Ok((start, part(&self.x)?, targets))
         })
     }
 
-    /// Writes the gradient of rows `start` and following into that of all, and returns how many
-    /// they are.
-    fn fill(
-        &self,
-        all: &mut Option<Tensor>,
-        start: i64,
-        rows: Option<Tensor>,
-    ) -> Result<i64, LayerError> {
+    /// Writes the gradient of some rows, from `start` on, into that of all rows.
+    fn fill(&self, all: &mut Option<Tensor>, start: i64, rows: &Tensor) -> Result<(), LayerError> {
         let _no_grad = tch::no_grad_guard();
-        let Some(rows) = rows else { return Ok(0) };
         let all = match all {
             Some(all) => all,
             None => {
@@ -80,9 +76,8 @@ impl ByRows {
                 all.insert(Tensor::f_empty(self.x.size(), options)?)
             }
         };
-        let count = rows.size().first().copied().unwrap_or(0);
-        all.f_narrow(0, start, count)?.f_copy_(&rows)?;
-        Ok(count)
+        all.f_narrow(0, start, rows.size2()?.0)?.f_copy_(rows)?;
+        Ok(())
     }
 }
 
@@ -140,7 +135,7 @@ impl ActiveStage<'_> {
             let by_rows = self.by_rows(micro_batch, inputs)?;
             let named = self.named_inputs(micro_batch)?;
             for chunk in by_rows.chunks() {
-                let (x, targets) = chunk.map_err(in_operation("rows of the loss"))?;
+                let (_, x, targets) = chunk.map_err(in_operation("rows of the loss"))?;
                 let (outputs, _) = self.last_layer(micro_batch, x, &named, false)?;
                 let run = self.losses_of(micro_batch, &outputs, &targets, false)?;
                 sums.add(&run).map_err(in_operation("the losses"))?;
@@ -167,11 +162,10 @@ impl ActiveStage<'_> {
         let mut sums = Sums::default();
         // One tensor, which the chunks fill: the gradient is needed whole, but not twice.
         let mut grad: Option<Tensor> = None;
-        let mut start = 0;
         let by_rows = self.by_rows(micro_batch, inputs)?;
         let named = self.named_inputs(micro_batch)?;
         for chunk in by_rows.chunks() {
-            let (x, targets) = chunk.map_err(in_operation("rows of the loss"))?;
+            let (start, x, targets) = chunk.map_err(in_operation("rows of the loss"))?;
             let (outputs, island) = self.last_layer(micro_batch, x, &named, true)?;
             let run = self.losses_of(micro_batch, &outputs, &targets, true)?;
             drop(outputs);
@@ -181,14 +175,14 @@ impl ActiveStage<'_> {
                 let accumulators = self.step.gradients.accumulators(position);
                 let back = island.backward(output_grads, Vec::new(), accumulators);
                 let (own, _) = back.map_err(|source| self.in_layer(position, source))?;
-                let own = own.into_iter().next().flatten();
-                start += by_rows
-                    .fill(&mut grad, start, own)
-                    .map_err(in_operation("the gradients of the rows"))?;
+                for own in own.into_iter().flatten() {
+                    let filled = by_rows.fill(&mut grad, start, &own);
+                    filled.map_err(in_operation("the gradients of the rows"))?;
+                }
             }
         }
         self.record(micro_batch, sums)?;
-        let shaped = |grad: Tensor| Ok(grad.f_view(inputs[0].size().as_slice())?);
+        let shaped = |grad: Tensor| Ok(grad.f_view(by_rows.shape.as_slice())?);
         let grad = grad.map(shaped).transpose();
         let grad = grad.map_err(in_operation("the gradients of the rows"))?;
         self.after_layer(since, position, micro_batch, work, [grad.as_ref()])?;

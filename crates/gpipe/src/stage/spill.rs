@@ -70,12 +70,13 @@ struct Pending<T> {
 }
 
 impl<T> Pending<T> {
-    fn wait(self, patience: Duration) -> Result<T, LayerError> {
-        match self.done.recv_timeout(patience) {
+    /// Waits until `patience` has passed since `since`.
+    fn wait(self, since: Instant, patience: Duration) -> Result<T, LayerError> {
+        match self.done.recv_timeout(patience.saturating_sub(since.elapsed())) {
             Ok(done) => done,
             Err(RecvTimeoutError::Timeout) => Err(LayerError::Value(format!(
-                "{} took too long ({:.1} s): set a faster `offload_folder`, or a longer \
-                `timeout_s`",
+                "{} took longer than {} s: set a faster `offload_folder`, or a longer deadline \
+                (`timeout_s`)",
                 self.what,
                 patience.as_secs_f64()
             ))),
@@ -182,7 +183,7 @@ impl Spill {
         self.finish_write()?;
         match stored.reading {
             // One deadline for both: the stage's peers wait for their sum.
-            Some(reading) => reading.wait(self.patience.saturating_sub(since.elapsed())),
+            Some(reading) => reading.wait(since, self.patience),
             None => Ok(Vec::new()),
         }
     }
@@ -190,7 +191,7 @@ impl Spill {
     /// Waits until nothing is being written.
     pub(super) fn finish_write(&self) -> Result<(), LayerError> {
         let writing = self.writing.borrow_mut().take();
-        writing.map_or(Ok(()), |writing| writing.wait(self.patience))
+        writing.map_or(Ok(()), |writing| writing.wait(Instant::now(), self.patience))
     }
 
     /// Forgets what an aborted step has begun, and waits until the thread has nothing to do. It
@@ -199,7 +200,7 @@ impl Spill {
     pub(super) fn forget(&self) -> bool {
         self.writing.borrow_mut().take();
         let idle = self.ask("ending an aborted step".into(), |_| Ok(()));
-        idle.wait(self.patience.min(LEAVE_ALONE)).is_ok()
+        idle.wait(Instant::now(), self.patience.min(LEAVE_ALONE)).is_ok()
     }
 
     fn ask<T: Send + 'static>(
@@ -412,7 +413,7 @@ mod tests {
         spill.jobs = Some(jobs);
         let stored = spill.store(vec![block(1, 16)]).unwrap();
         let error = spill.load(stored).unwrap_err().to_string();
-        assert!(error.contains("writing 16 B of activations took too long"), "{error}");
+        assert!(error.contains("writing 16 B of activations took longer than 0.001 s"), "{error}");
         drop(asked);
         let error = spill.store(Vec::new()).and_then(|own| spill.load(own)).unwrap_err();
         assert!(error.to_string().contains("has ended"), "{error}");
