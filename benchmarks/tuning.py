@@ -153,7 +153,7 @@ def of_gpipe(model, kind, options, aside):
     if child.returncode:
         sys.exit(f"tuning: {' '.join(map(str, command))}\n{printed}{errors}")
     steps = [json.loads(line) for line in metrics.read_text().splitlines()]
-    return printed, steps, peak
+    return printed.replace(f"{aside}/", ""), steps, peak
 
 
 def of_peer(python, model, kind, options):
