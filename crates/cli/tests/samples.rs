@@ -165,6 +165,12 @@ fn fault_bad_lines_are_named_or_counted() {
     assert!(printed.contains("chats.jsonl, line 9: "), "{printed}");
     // The lines are listed again, because samples with skipped lines are not cached.
     assert!(folder.succeeds(&["eval", "two"]).contains("skipped 2 invalid lines"));
+    fs::write(folder.path("few.jsonl"), "{\"text\": \"a\"}\n{\"txt\": \"b\"}\n").unwrap();
+    let few = ["train", "tuned.toml", "--data", "few.jsonl", "--out", "few"];
+    folder.refuses(
+        &[&few[..], &["--set", "data.on_bad_line=skip"]].concat(),
+        &["there is one sample", "skipped 1 invalid line", "few.jsonl, line 2"],
+    );
 }
 
 #[test]

@@ -77,7 +77,12 @@ impl Jsonl {
             .map(|(samples, weight)| (Arc::new(placed(samples)), weight))
             .collect();
         let validation = placed(held_out);
-        check(&sources, &train, &validation)?;
+        let mut skipped = String::new();
+        reader.tell_skipped(&mut skipped);
+        if let Err(reason) = check(&sources, &train, &validation) {
+            // Skipped lines may be why too few samples are left.
+            return Err(CliError::Usage(format!("{reason}\n{skipped}").trim_end().to_owned()));
+        }
         let mut summary = String::new();
         for ((paths, _), (source, weight)) in sources.iter().zip(&train) {
             let weight = if train.len() > 1 { Some(*weight) } else { None };
@@ -88,7 +93,7 @@ impl Jsonl {
             false => names(&data.validation),
         };
         describe(&mut summary, &what, &validation, (data.sequence, packing), None);
-        reader.tell_left_out(&mut summary);
+        summary.push_str(&skipped);
         let tokenizer = vocabulary.tokenizer()?;
         let _ = write!(summary, "vocabulary {}{learned}", tokenizer.vocabulary());
         let fingerprint = fingerprint(&train);
@@ -189,9 +194,9 @@ impl Measured {
             }
         };
         let mut what = format!("{what}: {}", counted(samples.len(), "sample"));
-        let mut left_out = String::new();
-        reader.tell_left_out(&mut left_out);
-        if let Some(first) = left_out.lines().next() {
+        let mut skipped = String::new();
+        reader.tell_skipped(&mut skipped);
+        if let Some(first) = skipped.lines().next() {
             let _ = write!(what, "; {first}");
         }
         let rows = Rows::new(&samples, data.sequence, packing != PackingChoice::None);
@@ -333,8 +338,7 @@ fn check(
     sources: &[(Vec<PathBuf>, f64)],
     train: &[(Arc<Source>, f64)],
     validation: &Source,
-) -> Result<(), CliError> {
-    let usage = |reason: String| Err(CliError::Usage(reason));
+) -> Result<(), String> {
     let empty = train.iter().zip(sources).find(|((source, _), _)| source.rows.is_empty());
     if let Some(((source, _), (paths, _))) = empty {
         let reason = match source.samples.is_empty() {
@@ -342,22 +346,22 @@ fn check(
             true => "all of its samples are held out for validation: add lines",
             false => "no sample has a token in the loss within data.sequence tokens: raise it",
         };
-        return usage(format!("{}: {reason}", names(paths)));
+        return Err(format!("{}: {reason}", names(paths)));
     }
     if !validation.rows.is_empty() {
         return Ok(());
     }
     let named = "or name a file with --set data.validation='[\"FILE\"]'";
     match (validation.samples.is_empty(), train.iter().any(|(own, _)| own.samples.len() > 1)) {
-        (false, _) => usage(
+        (false, _) => Err(
             "samples to validate on have no token in the loss within data.sequence tokens: raise it"
                 .into(),
         ),
-        (true, true) => usage(format!(
+        (true, true) => Err(format!(
             "all samples are equal, none is left to validate on: add others, {named}"
         )),
         (true, false) => {
-            usage(format!("there is one sample, none is left to validate on: add lines, {named}"))
+            Err(format!("there is one sample, none is left to validate on: add lines, {named}"))
         }
     }
 }

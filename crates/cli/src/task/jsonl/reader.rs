@@ -131,7 +131,7 @@ impl<'a> Reader<'a> {
     }
 
     /// Appends the number of skipped lines to `text`, and lists the first of them.
-    pub fn tell_left_out(&self, text: &mut String) {
+    pub fn tell_skipped(&self, text: &mut String) {
         if self.left_out == 0 {
             return;
         }
