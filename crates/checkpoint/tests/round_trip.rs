@@ -140,7 +140,7 @@ fn tokens(seed: u64) -> impl Iterator<Item = i64> {
 fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
     use Recipe::{Adafactor, Adam, RmsProp, Rounded};
     use Remat::{Always, Never, Segments, UnlessAdjacent};
-    use Schedule::{GPipe, Interleaved, OneFOneB, ZbH1};
+    use Schedule::{GPipe, Interleaved, OneFOneB, ZbH1, ZbV};
     let one = Run(1, GPipe, Never, &[]);
     let two = Run(2, OneFOneB, UnlessAdjacent, &[1, 5]);
     let three = Run(3, GPipe, Segments(2), &[4, 1, 1]);
@@ -148,9 +148,12 @@ fn oracle_a_run_goes_on_to_the_bit_at_another_k() {
     let six = Run(6, GPipe, UnlessAdjacent, &[]);
     let six_on_three = Run(3, Interleaved(2), Never, &[]);
     let split = Run(3, ZbH1, Always, &[]);
+    let in_a_v = Run(3, ZbV, Always, &[]);
     let cases = [
         (&six_on_three, &split, Adafactor, Kind::Float),
         (&split, &six_on_three, Adam, Kind::Half),
+        (&in_a_v, &six_on_three, Adafactor, Kind::Float),
+        (&one, &in_a_v, Adam, Kind::Float),
         (&one, &four, Adam, Kind::Float),
         (&four, &one, Adam, Kind::Float),
         (&two, &three, Adafactor, Kind::Float),

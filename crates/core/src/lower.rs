@@ -9,6 +9,10 @@
 //! I W ->       RECV_B (edges out)     I   SEND_B (edges in)   W   no stage waits for W
 //! ```
 //!
+//! An edge between two stages of one device has no transfers for micro-batches: the first stage
+//! hands its value over to the second ([`Program::hands_over`]). The second stage's action then has
+//! to come later in the device's list.
+//!
 //! After the last backward, the step ends on all stages together, all or nothing:
 //!
 //! ```text
@@ -26,8 +30,10 @@
 
 use crate::{
     action::{Action, ActionLists, Direction, Op, Transfer},
-    ids::{DeviceId, EdgeId, MicroBatch, StageId},
+    ids::{DeviceId, EdgeId, StageId},
 };
+
+pub use crate::recomputed::RematSet;
 
 /// A direct connection between two stages.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,6 +149,8 @@ pub struct Program {
     pub part: Part,
     /// The micro-batches that are recomputed in the whole step.
     recomputed: RematSet,
+    /// The device of each stage in the whole step.
+    placement: Vec<Option<DeviceId>>,
 }
 
 /// The phases of a training step. Each action belongs to one.
@@ -222,6 +230,7 @@ impl Program {
             micro_batches: self.micro_batches,
             part,
             recomputed: self.recomputed.clone(),
+            placement: self.placement.clone(),
         }
     }
 
@@ -241,17 +250,22 @@ impl Program {
         }
     }
 
-    /// The device of each stage; `None` for a stage that never acts.
-    pub fn placement(&self) -> Vec<Option<DeviceId>> {
-        let mut placement = vec![None; self.topology.stages];
-        for (device, list) in self.devices.iter().enumerate() {
-            for action in list {
-                if let Some(place) = placement.get_mut(action.stage.index()) {
-                    *place = Some(DeviceId::from_index(device));
-                }
-            }
-        }
-        placement
+    /// The device of each stage in the whole step; `None` for a stage that never acts.
+    pub fn placement(&self) -> &[Option<DeviceId>] {
+        &self.placement
+    }
+
+    /// The stages of `device`, in order.
+    pub fn stages_on(&self, device: DeviceId) -> impl Iterator<Item = StageId> {
+        let on = self.placement.iter().enumerate();
+        on.filter(move |(_, on)| **on == Some(device)).map(|(stage, _)| StageId::from_index(stage))
+    }
+
+    /// Whether the values of `edge` pass from stage to stage on one device, without a message.
+    /// Gradients of tied weights and votes are messages on one device, too.
+    pub fn hands_over(&self, edge: EdgeId) -> bool {
+        let edge = self.topology.edges.get(edge.index());
+        edge.is_some_and(|edge| hands_over(edge, &self.placement))
     }
 
     /// The micro-batches that are recomputed in the whole step, whose forward may discard.
@@ -289,44 +303,6 @@ impl Program {
     /// predicts.
     pub fn trains(&self) -> bool {
         self.part != Part::Inference
-    }
-}
-
-/// The set of micro-batches that each stage recomputes.
-#[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct RematSet {
-    /// By stage, then by micro-batch. A missing entry is not recomputed.
-    stages: Vec<Vec<bool>>,
-}
-
-impl RematSet {
-    /// Collects the set from actions.
-    pub fn from_actions<'a>(actions: impl Iterator<Item = &'a Action>) -> Self {
-        let mut stages: Vec<Vec<bool>> = Vec::new();
-        for action in actions {
-            let Op::Rematerialize(m) = action.op else { continue };
-            let (stage, m) = (action.stage.index(), m.index());
-            if stages.len() <= stage {
-                stages.resize_with(stage + 1, Vec::new);
-            }
-            if stages[stage].len() <= m {
-                stages[stage].resize(m + 1, false);
-            }
-            stages[stage][m] = true;
-        }
-        Self { stages }
-    }
-
-    /// Whether `stage` recomputes `micro_batch`.
-    pub fn contains(&self, stage: StageId, micro_batch: MicroBatch) -> bool {
-        let own = self.stages.get(stage.index());
-        own.and_then(|own| own.get(micro_batch.index())).copied().unwrap_or(false)
-    }
-
-    /// How many micro-batches `stage` recomputes.
-    pub fn count(&self, stage: StageId) -> usize {
-        let own = self.stages.get(stage.index());
-        own.map_or(0, |own| own.iter().filter(|&&again| again).count())
     }
 }
 
@@ -383,13 +359,14 @@ pub fn lower(
     micro_batches: usize,
 ) -> Result<Program, LowerError> {
     check(compute, topology)?;
+    let placement = placement(compute, topology.stages);
     let trains = compute.iter().flatten().any(|action| action.op.goes_back().is_some());
     let devices = compute
         .iter()
         .map(|list| {
             let mut lowered = Vec::with_capacity(list.len() * 3);
             for &action in list {
-                lower_compute(action, topology, trains, &mut lowered);
+                lower_compute(action, topology, &placement, trains, &mut lowered);
             }
             if trains {
                 finish_step(list, topology, &mut lowered);
@@ -399,7 +376,25 @@ pub fn lower(
         .collect();
     let part = if trains { Part::Step } else { Part::Inference };
     let recomputed = RematSet::from_actions(compute.iter().flatten());
-    Ok(Program { devices, topology: topology.clone(), micro_batches, part, recomputed })
+    let topology = topology.clone();
+    Ok(Program { devices, topology, micro_batches, part, recomputed, placement })
+}
+
+fn placement(compute: &ActionLists, stages: usize) -> Vec<Option<DeviceId>> {
+    let mut placement = vec![None; stages];
+    for (device, list) in compute.iter().enumerate() {
+        for action in list {
+            if let Some(place) = placement.get_mut(action.stage.index()) {
+                place.get_or_insert(DeviceId::from_index(device));
+            }
+        }
+    }
+    placement
+}
+
+fn hands_over(edge: &Edge, placement: &[Option<DeviceId>]) -> bool {
+    let device = |stage: StageId| placement.get(stage.index()).copied().flatten();
+    edge.kind.per_micro_batch() && device(edge.from) == device(edge.to)
 }
 
 fn check(compute: &ActionLists, topology: &Topology) -> Result<(), LowerError> {
@@ -424,10 +419,18 @@ fn check(compute: &ActionLists, topology: &Topology) -> Result<(), LowerError> {
     Ok(())
 }
 
-fn lower_compute(action: Action, topology: &Topology, trains: bool, out: &mut Vec<Action>) {
+fn lower_compute(
+    action: Action,
+    topology: &Topology,
+    placement: &[Option<DeviceId>],
+    trains: bool,
+    out: &mut Vec<Action>,
+) {
     let stage = action.stage;
     let data_edges = |test: fn(&Edge, StageId) -> bool| {
-        topology.edges_where(move |edge| edge.kind.per_micro_batch() && test(edge, stage))
+        topology.edges_where(move |edge| {
+            edge.kind.per_micro_batch() && test(edge, stage) && !hands_over(edge, placement)
+        })
     };
     let into = |edge: &Edge, stage| edge.to == stage;
     let out_of = |edge: &Edge, stage| edge.from == stage;

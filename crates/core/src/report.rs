@@ -261,7 +261,7 @@ fn balanced_costs(program: &Program, own: &Costs) -> Costs {
     }
     let devices = stages_on.iter().filter(|&&stages| stages > 0).count() as u64;
     let again = Nanos(all.recompute.0.0 / all.recompute.1.max(1));
-    let stages = stages.iter().zip(&placement).map(|(stage, device)| {
+    let stages = stages.iter().zip(placement).map(|(stage, device)| {
         let shares = devices * device.map_or(1, |device| stages_on[device.index()]);
         let each = |work: Nanos, times: u64| Nanos(work.0 / (shares * times).max(1));
         let forward = each(all.forward.0, stage.forward.1);

@@ -240,6 +240,25 @@ impl Timeline {
         let busy: Nanos = self.devices.iter().flatten().filter(is_busy).map(spent).sum();
         (1.0 - busy.0 as f64 / area).max(0.0)
     }
+
+    /// The bubble as the zero-bubble papers count it: the share of the longest time between a
+    /// device's first and last compute action that the device does not compute (Qi et al. 2023,
+    /// arXiv 2401.10241, section 5.3). It leaves out the wait for the first and after the last
+    /// action, which every step has whose update waits for all devices; [`Timeline::bubble`] counts
+    /// it.
+    pub fn bubble_within_devices(&self) -> f64 {
+        let computes = |timed: &&TimedAction| timed.action.op.computes().is_some();
+        let span = |list: &Vec<TimedAction>| {
+            let (first, last) = (list.iter().find(computes)?, list.iter().rfind(computes)?);
+            let busy = list.iter().filter(computes).map(|timed| timed.end - timed.start).sum();
+            Some((last.end - first.start, busy))
+        };
+        let spans: Vec<(Nanos, Nanos)> = self.devices.iter().filter_map(span).collect();
+        let longest = spans.iter().map(|(span, _)| *span).max().unwrap_or_default();
+        let busy: Nanos = spans.iter().map(|(_, busy)| *busy).sum();
+        let area = longest.0 as f64 * spans.len() as f64;
+        if area == 0.0 { 0.0 } else { (1.0 - busy.0 as f64 / area).max(0.0) }
+    }
 }
 
 /// A deadlock: no device can continue. Lists each device with work left and what it waits for.

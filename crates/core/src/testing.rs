@@ -10,8 +10,9 @@ use crate::{
 };
 
 /// Generates compute actions with a greedy, random scheduler: at each moment a random device runs
-/// one of its ready actions, chosen at random. Stages may share devices, any micro-batch may be
-/// recomputed, and its backward may be split. Backwards ascend, as a correct program requires.
+/// one of its ready actions, chosen at random. Stages are placed at random, at least one on each
+/// device. Any micro-batch may be recomputed, and its backward may be split. Backwards ascend, as a
+/// correct program requires.
 pub fn random_compute(
     random: &mut Stream,
     stages: usize,
@@ -19,6 +20,7 @@ pub fn random_compute(
     micro_batches: usize,
 ) -> ActionLists {
     let mut lists = vec![Vec::new(); devices];
+    let placement = random_placement(random, stages, devices);
     // For each stage, how many forwards, input gradients and weight gradients are done.
     let mut done = vec![[0_usize; 3]; stages];
     loop {
@@ -36,7 +38,7 @@ pub fn random_compute(
         }
         let (k, kind) = ready[random.below(ready.len())];
         let m = MicroBatch::from_index(done[k][kind]);
-        let mut push = |op| lists[k % devices].push(Action { stage: StageId::from_index(k), op });
+        let mut push = |op| lists[placement[k]].push(Action { stage: StageId::from_index(k), op });
         match kind {
             0 => push(Op::Forward(m)),
             1 => {
@@ -55,6 +57,16 @@ pub fn random_compute(
         }
         done[k][kind] += 1;
     }
+}
+
+/// The device of each stage, at random, with no device left out.
+fn random_placement(random: &mut Stream, stages: usize, devices: usize) -> Vec<usize> {
+    let mut placement: Vec<usize> =
+        (0..stages).map(|k| if k < devices { k } else { random.below(devices) }).collect();
+    for k in (1..stages).rev() {
+        placement.swap(k, random.below(k + 1));
+    }
+    placement
 }
 
 /// Applies one random change to the lists: two actions of a device swapped, one left out, one done

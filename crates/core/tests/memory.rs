@@ -121,6 +121,22 @@ fn brute_force(
             };
             peak = peak.max(now + own);
             held = after;
+            // What is handed over to a stage of the same device lives like a message.
+            let (handed, direction) = match timed.action.op {
+                Op::Forward(m) => (Some(m).filter(|&m| recomputed(m)), Direction::Forward),
+                op => (op.goes_back(), Direction::Backward),
+            };
+            for (id, edge) in program.topology.edges_where(|_| handed.is_some()) {
+                let (from, to) = match direction {
+                    Direction::Forward => (edge.from, edge.to),
+                    Direction::Backward => (edge.to, edge.from),
+                };
+                let goes = direction == Direction::Forward || edge.kind.goes_back();
+                if from == timed.action.stage && goes && program.hands_over(id) {
+                    let gone = handed.map(|m| end_of_backward(to, m)).unwrap();
+                    messages.push((gone, edges[id.index()].of(direction).0));
+                }
+            }
             // Kept outputs live on if their receivers split the backward.
             if let Some(m) = timed.action.op.goes_back().filter(|&m| !recomputed(m)) {
                 for (id, edge) in program.topology.edges_where(|edge| {

@@ -135,6 +135,123 @@ fn property_interleaved_has_a_part_of_the_bubble() {
     }
 }
 
+/// The idle time of each device between its first and last compute action, at most.
+fn idle_within(schedule: &Schedule, devices: usize, micro_batches: usize) -> u64 {
+    let program = program(schedule, Remat::Never, devices, micro_batches);
+    let timeline = simulate(&program, &Costs::unit_halves(program.topology.stages), 64).unwrap();
+    let idle = timeline.devices.iter().map(|list| {
+        let computing: Vec<_> =
+            list.iter().filter(|timed| timed.action.op.computes().is_some()).collect();
+        let busy: Nanos = computing.iter().map(|timed| timed.end - timed.start).sum();
+        (computing.last().unwrap().end - computing[0].start - busy).0
+    });
+    idle.max().unwrap()
+}
+
+/// What the devices of a schedule with halves hold at most. The policy does not change it.
+fn held_on_devices(schedule: &Schedule, devices: usize, micro_batches: usize) -> usize {
+    let held = [Remat::Always, Remat::Never, Remat::UnlessAdjacent].map(|remat| {
+        let program = program(schedule, remat, devices, micro_batches);
+        let held = validate(&program, 64).unwrap().on_devices;
+        let counted = (0..devices).map(|device| most_at_once(&program, device));
+        assert_eq!(held, counted.collect::<Vec<_>>(), "{schedule} {remat}");
+        held.into_iter().max().unwrap()
+    });
+    assert!(held.iter().all(|own| *own == held[0]), "{schedule}: {held:?}");
+    held[0]
+}
+
+/// In half-stages: 1F1B has 6(K-1) of idle time and holds 2K.
+#[test]
+fn property_zb_v_waits_only_for_its_first_action_and_holds_what_1f1b_does() {
+    for k in 1..=8_usize {
+        for m in 1..=32_usize {
+            let (idle, within) = (idle(&Schedule::ZbV, k, m), idle_within(&Schedule::ZbV, k, m));
+            if m >= k {
+                assert_eq!(idle, k as u64 - 1, "K={k} M={m}");
+                assert_eq!(within, (2 * k as u64 - 1).saturating_sub(m as u64), "K={k} M={m}");
+            }
+            assert!(idle <= 6 * (k as u64 - 1));
+            assert_eq!(held_on_devices(&Schedule::ZbV, k, m), (2 * k).min(2 * m), "K={k} M={m}");
+        }
+    }
+}
+
+#[test]
+fn property_v_half_and_v_min_trade_idle_time_for_memory() {
+    for k in 1..=8_usize {
+        for m in 1..=32_usize {
+            let (half, min) = (idle(&Schedule::VHalf, k, m), idle(&Schedule::VMin, k, m));
+            if m >= k && k >= 3 {
+                assert_eq!((half, min), (3 * k as u64 - 5, 4 * k as u64 - 5), "K={k} M={m}");
+            }
+            assert!(half.max(min) <= 6 * (k as u64 - 1), "K={k} M={m}: {half} {min}");
+            let held = held_on_devices(&Schedule::VHalf, k, m);
+            assert!(held <= (k + 2).min(2 * m), "K={k} M={m}: {held}");
+            let held = held_on_devices(&Schedule::VMin, k, m);
+            assert!(held <= ((2 * k).div_ceil(3) + 2).min(2 * m), "K={k} M={m}: {held}");
+        }
+    }
+}
+
+#[test]
+fn property_breadth_first_has_the_bubble_of_interleaved_and_holds_everything() {
+    for chunks in 2..=4_usize {
+        let schedule = Schedule::BreadthFirst(chunks as u32);
+        for k in 1..=8_usize {
+            for m in 1..=32_usize {
+                if m >= k {
+                    assert_eq!(idle(&schedule, k, m), 3 * (k as u64 - 1), "V={chunks} K={k} M={m}");
+                }
+                assert_eq!(held_on_devices(&schedule, k, m), chunks * m);
+            }
+        }
+    }
+}
+
+#[test]
+fn property_interleaved_zb_has_a_third_of_the_bubble_of_interleaved() {
+    for chunks in 2..=4_usize {
+        let (whole, split) =
+            (Schedule::Interleaved(chunks as u32), Schedule::InterleavedZb(chunks as u32));
+        for k in 1..=8_usize {
+            for m in 1..=32_usize {
+                if m % k == 0 {
+                    assert_eq!(idle(&split, k, m), k as u64 - 1, "V={chunks} K={k} M={m}");
+                }
+                assert!(idle(&split, k, m) <= idle(&whole, k, m), "V={chunks} K={k} M={m}");
+                let most = 2 * (k - 1) + (chunks - 1) * k + 1;
+                let held = held_on_devices(&split, k, m);
+                assert!(held <= most.min(m * chunks).max(1), "V={chunks} K={k} M={m}: {held}");
+            }
+        }
+    }
+}
+
+/// Both measures of the bubble, for what the papers state in theirs.
+#[test]
+fn property_both_bubbles_are_those_of_the_papers() {
+    let both = |schedule: Schedule, k, m| {
+        let program = program(&schedule, Remat::Never, k, m);
+        let costs = Costs::unit_halves(program.topology.stages);
+        let timeline = simulate(&program, &costs, 64).unwrap();
+        (timeline.bubble(), timeline.bubble_within_devices())
+    };
+    for k in 1..=8_usize {
+        for m in (2 * k)..=32 {
+            let (extra, busy) = ((k - 1) as f64, 3.0 * m as f64);
+            // 1F1B's first device waits 3(K-1) between its first and last action (section 2.3).
+            let (step, within) = both(Schedule::OneFOneB, k, m);
+            assert!((step - 3.0 * extra / (busy + 3.0 * extra)).abs() < 1e-12, "K={k} M={m}");
+            assert!((within - step).abs() < 1e-12, "K={k} M={m}");
+            // A V: K-1 half-stages in a step of 6M, and none within a device.
+            let (step, within) = both(Schedule::ZbV, k, m);
+            assert!((step - extra / (2.0 * busy + extra)).abs() < 1e-12, "K={k} M={m}");
+            assert_eq!(within, 0.0, "K={k} M={m}");
+        }
+    }
+}
+
 /// The most micro-batches between forward and backward on a device, over all its stages.
 fn most_at_once(program: &Program, device: usize) -> usize {
     let (mut now, mut most) = (0_usize, 0);
@@ -203,6 +320,8 @@ fn golden_grids() {
     let sizes = [(1, 1), (1, 3), (2, 1), (2, 3), (3, 2), (3, 5), (4, 8)];
     let mut named: Vec<_> = Schedule::NAMED.iter().map(|own| (own.clone(), &sizes[..])).collect();
     named.push((Schedule::Interleaved(3), &sizes[..5]));
+    named.push((Schedule::BreadthFirst(3), &sizes[..5]));
+    named.push((Schedule::InterleavedZb(3), &sizes[..5]));
     named.push((file, &[(2, 3)]));
     for (schedule, sizes) in named {
         let mut text = String::new();

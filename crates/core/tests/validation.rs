@@ -4,7 +4,7 @@
 
 use gpipe_core::{
     Action, Direction, EdgeId, Op,
-    lower::{Edge, EdgeKind, Part, Program, Topology, lower},
+    lower::{EdgeKind, Part, Program, Topology, lower},
     remat::Remat,
     schedule::Schedule,
     simulate::{Costs, simulate},
@@ -167,32 +167,35 @@ fn fault_a_deadlock_names_everyone_who_waits() {
     list.insert(forward, action);
     assert!(validate(&program, 1).is_ok());
 
-    let topology = Topology {
-        stages: 2,
-        edges: vec![
-            Edge {
-                from: gpipe_core::StageId(0),
-                to: gpipe_core::StageId(1),
-                kind: EdgeKind::Boundary { gradient: true },
-            },
-            Edge { from: gpipe_core::StageId(1), to: gpipe_core::StageId(0), kind: EdgeKind::Vote },
-        ],
-    };
-    // Both stages share one device, and stage 0 runs all its forwards first. A link with room for 1
-    // is full at the second.
-    let both: Vec<Action> = Schedule::GPipe
-        .actions(2, 2)
-        .into_iter()
-        .flat_map(|list| list.into_iter().filter(|a| matches!(a.op, Op::Forward(_))))
-        .collect();
-    let backwards = ["1B0", "1B1", "0B0", "0B1"].map(|text| text.parse::<Action>().unwrap());
-    let program = lower(&vec![both.into_iter().chain(backwards).collect()], &topology, 2).unwrap();
-    assert!(validate(&program, 2).is_ok());
+    // Neither device receives before it has sent everything, so links with room for 1 fill up.
+    let program = lower(&Schedule::BreadthFirst(2).actions(2, 6), &Topology::chain(4), 6).unwrap();
+    assert!(validate(&program, 6).is_ok());
     let text = validate(&program, 1).unwrap_err().to_string();
     assert!(
-        text.starts_with("deadlock: device 0 waits at action 3 (0SEND_F1@0), whose link is full"),
+        text.starts_with("deadlock: device 0 waits at action 7 (0SEND_F3@0), whose link is full"),
         "{text}"
     );
+}
+
+/// Stages of one device hand over without a message, and the order of the list decides.
+#[test]
+fn fault_a_hand_over_needs_the_order_of_the_list() {
+    let lists = |text: &str| vec![text.split(' ').map(|word| word.parse().unwrap()).collect()];
+    let program = |text| lower(&lists(text), &Topology::chain(2), 1).unwrap();
+    let whole = program("0F0 1F0 1B0 0B0");
+    assert_eq!(validate(&whole, 1).unwrap().on_devices, [2]);
+    let is_of_micro_batch = |action: &&Action| {
+        action.op.transfer().is_some_and(|transfer| transfer.micro_batch.is_some())
+    };
+    assert_eq!(whole.devices[0].iter().filter(is_of_micro_batch).count(), 0);
+    let text = refusal(&program("1F0 0F0 1B0 0B0"));
+    assert!(text.contains("(1F0): it needs F of stage 0, which is on the same device"), "{text}");
+    let text = refusal(&program("0F0 1F0 0B0 1B0"));
+    assert!(text.contains("(0B0): it needs B or I of stage 1"), "{text}");
+    let mut sends = whole;
+    sends.devices[0].insert(1, "0SEND_F0@0".parse().unwrap());
+    let text = refusal(&sends);
+    assert!(text.contains("stages 0 and 1 are on one device: edge 0 has no messages"), "{text}");
 }
 
 #[test]

@@ -101,9 +101,12 @@ fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
         (2, 2, Schedule::GPipe, false),
         (1, 3, Schedule::ZbH1, false),
         (2, 2, Schedule::Interleaved(2), false),
+        (2, 2, Schedule::ZbV, false),
+        (2, 2, Schedule::BreadthFirst(2), false),
         (1, 1, Schedule::GPipe, true),
         (1, 3, Schedule::ZbH1, true),
         (2, 2, Schedule::Interleaved(2), true),
+        (2, 2, Schedule::VMin, true),
     ];
     for (processes, stages, schedule, shards) in ways {
         let what = format!(

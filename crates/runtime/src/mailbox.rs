@@ -1,6 +1,6 @@
 //! A worker's mailbox: values received but not yet used, or computed but not yet sent.
 
-use gpipe_core::{Direction, EdgeId, MicroBatch, StageId, Transfer};
+use gpipe_core::{Direction, MicroBatch, StageId, Transfer};
 
 use crate::stage::{OnEdges, Verdict, Vote};
 
@@ -45,16 +45,9 @@ impl<V> Mailbox<V> {
         values
     }
 
-    /// Stores the values that a compute action of `stage` produced for its sends.
-    pub(crate) fn leave(
-        &mut self,
-        stage: StageId,
-        direction: Direction,
-        micro_batch: Option<MicroBatch>,
-        values: OnEdges<V>,
-    ) {
-        let transfer = |edge: EdgeId| Transfer { direction, micro_batch, edge };
-        self.leaving.extend(values.into_iter().map(|(edge, value)| (stage, transfer(edge), value)));
+    /// Stores a value that `stage` produced for a send.
+    pub(crate) fn leave(&mut self, stage: StageId, transfer: Transfer, value: V) {
+        self.leaving.push((stage, transfer, value));
     }
 
     /// Takes the value that a compute action of `stage` left for a send.

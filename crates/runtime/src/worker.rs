@@ -27,7 +27,7 @@ use crate::{
     peers::{PeerError, Peers},
     pulse::Pulses,
     report::Report,
-    stage::{Keep, Payload, StageExecutor},
+    stage::{Keep, OnEdges, Payload, StageExecutor},
 };
 
 /// How far this process's stages have got with the update.
@@ -47,8 +47,6 @@ pub struct Step<E: StageExecutor> {
     pub recomputed: RematSet,
     /// Whether the program is a training step or a part of one.
     pub trains: bool,
-    /// The device of each stage.
-    pub placement: Vec<Option<DeviceId>>,
     /// The links between the stages.
     pub links: Links<E::Value>,
     /// The first error.
@@ -224,21 +222,21 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
                 let inputs = self.mailbox.take_arrived(stage, Direction::Forward, Some(m));
                 let outputs =
                     self.guard(action, index, |executor| executor.forward(m, inputs, keep))?;
-                self.mailbox.leave(stage, Direction::Forward, Some(m), outputs);
+                self.leave(stage, Direction::Forward, m, outputs);
                 Ok(())
             }
             Op::Rematerialize(m) => self.guard(action, index, |executor| executor.rematerialize(m)),
             Op::Backward(m) => {
                 let grads = self.mailbox.take_arrived(stage, Direction::Backward, Some(m));
                 let outputs = self.guard(action, index, |executor| executor.backward(m, grads))?;
-                self.mailbox.leave(stage, Direction::Backward, Some(m), outputs);
+                self.leave(stage, Direction::Backward, m, outputs);
                 Ok(())
             }
             Op::BackwardInput(m) => {
                 let grads = self.mailbox.take_arrived(stage, Direction::Backward, Some(m));
                 let outputs =
                     self.guard(action, index, |executor| executor.backward_input(m, grads))?;
-                self.mailbox.leave(stage, Direction::Backward, Some(m), outputs);
+                self.leave(stage, Direction::Backward, m, outputs);
                 Ok(())
             }
             Op::BackwardWeight(m) => {
@@ -247,7 +245,11 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
             Op::Reduce => {
                 let arrived = self.mailbox.take_arrived(stage, Direction::Forward, None);
                 let sums = self.guard(action, index, |executor| executor.reduce(arrived))?;
-                self.mailbox.leave(stage, Direction::Backward, None, sums);
+                for (edge, sum) in sums {
+                    let direction = Direction::Backward;
+                    let transfer = Transfer { direction, micro_batch: None, edge };
+                    self.mailbox.leave(stage, transfer, sum);
+                }
                 Ok(())
             }
             Op::Norm => {
@@ -262,6 +264,28 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
                 Ok(())
             }
             Op::Update => self.update(action, index),
+        }
+    }
+
+    /// Stores what a compute action produced: for its sends, or for the stage of this device that
+    /// takes it over.
+    fn leave(
+        &mut self,
+        stage: StageId,
+        direction: Direction,
+        micro_batch: MicroBatch,
+        outputs: OnEdges<E::Value>,
+    ) {
+        let program = &self.step.program;
+        for (edge, value) in outputs {
+            let transfer = Transfer { direction, micro_batch: Some(micro_batch), edge };
+            match program.topology.edges.get(edge.index()) {
+                Some(Edge { from, to, .. }) if program.hands_over(edge) => {
+                    let taker = if direction == Direction::Forward { to } else { from };
+                    self.mailbox.arrive(*taker, transfer, value);
+                }
+                _ => self.mailbox.leave(stage, transfer, value),
+            }
         }
     }
 

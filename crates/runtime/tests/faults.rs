@@ -36,10 +36,9 @@ fn pool(
     deadline_ms: u64,
     fault: &Fault,
 ) -> WorkerPool<MockStage> {
-    let topology = Arc::new(program.topology.clone());
     let deadline = Duration::from_millis(deadline_ms);
     for _ in 0..20 {
-        let devices = mock_devices(&topology, program.devices.len(), Some(fault));
+        let devices = mock_devices(program, Some(fault));
         let settings = Settings { link_capacity: capacity, deadline, virtual_costs: None };
         match WorkerPool::spawn(devices, settings) {
             Ok(pool) => return pool,
@@ -53,8 +52,7 @@ fn pool(
 }
 
 fn feeds(program: &Program) -> Vec<Vec<u64>> {
-    let devices = program.devices.len();
-    (0..devices).map(|d| vec![3; (d..program.topology.stages).step_by(devices).count()]).collect()
+    gpipe_runtime::testing::feeds(program, 3)
 }
 
 /// Whether other stages may already have applied the update when `at` completes.
@@ -256,9 +254,8 @@ fn fault_builds_that_fail_or_panic_are_errors() {
 #[test]
 fn fault_a_program_for_other_devices_is_refused() {
     let program = Arc::new(lower(&Schedule::GPipe.actions(2, 2), &Topology::chain(2), 2).unwrap());
-    let topology = Arc::new(Topology::chain(3));
-    let mut pool =
-        WorkerPool::spawn(mock_devices(&topology, 3, None), Settings::default()).unwrap();
+    let of_three = lower(&Schedule::GPipe.actions(3, 2), &Topology::chain(3), 2).unwrap();
+    let mut pool = WorkerPool::spawn(mock_devices(&of_three, None), Settings::default()).unwrap();
     let text = pool.run(&program, feeds(&program)).unwrap_err().to_string();
     assert!(
         text.contains("the program is for 2 devices, the feeds for 2, the pool has 3"),
@@ -276,8 +273,8 @@ fn fault_a_deadlock_that_nobody_validated_ends_as_a_standstill() {
     let list = &mut crossed.devices[0];
     let send = list.iter().position(|action| action.to_string() == "0SEND_F0@0").unwrap();
     list.swap(send, send + 1);
-    let both = vec![Schedule::GPipe.actions(2, 3).concat()];
-    let full = lower(&both, &Topology::chain(2), 3).unwrap();
+    // Both devices wait for room, because neither receives before it has sent everything.
+    let full = lower(&Schedule::BreadthFirst(2).actions(2, 6), &Topology::chain(4), 6).unwrap();
     for (program, part) in
         [(crossed, "stage 0 waits for the gradient"), (full, "waits for room to send")]
     {

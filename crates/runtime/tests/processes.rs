@@ -15,7 +15,7 @@ use gpipe_core::{
 use gpipe_runtime::{
     Peers, Settings, WorkerPool,
     testing::{
-        Fault, FaultKind, MockStage, mock_devices,
+        Fault, FaultKind, MockStage, feeds, mock_devices,
         peers::{MockPeers, Network},
         unpipelined,
     },
@@ -66,13 +66,12 @@ fn in_processes<T: Send>(
         true => Network::new(case.processes, case.placement.clone()),
         false => Network::unbuffered(case.processes),
     };
-    let topology = Arc::new(case.program.topology.clone());
     std::thread::scope(|scope| {
         let threads: Vec<_> = (0..case.processes)
             .map(|here| {
-                let (network, topology, process) = (&network, &topology, &process);
+                let (network, process) = (&network, &process);
                 scope.spawn(move || {
-                    let devices = mock_devices(topology, case.program.devices.len(), fault);
+                    let devices = mock_devices(&case.program, fault);
                     let deadline = Duration::from_secs(60);
                     let settings =
                         Settings { link_capacity: case.capacity, deadline, virtual_costs: None };
@@ -83,12 +82,6 @@ fn in_processes<T: Send>(
             .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
-}
-
-fn feeds(program: &Program, feed: u64) -> Vec<Vec<u64>> {
-    let devices = program.devices.len();
-    let stages = |d| (d..program.topology.stages).step_by(devices).count();
-    (0..devices).map(|d| vec![feed; stages(d)]).collect()
 }
 
 #[test]

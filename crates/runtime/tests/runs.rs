@@ -16,7 +16,7 @@ use gpipe_core::{
 };
 use gpipe_runtime::{
     Settings, StageExecutor, WorkerPool,
-    testing::{MockStage, mock_devices, unpipelined},
+    testing::{MockStage, feeds, mock_devices, unpipelined},
 };
 
 /// Number of random cases; `make soak` runs 50 times as many.
@@ -75,20 +75,13 @@ fn parameters(pool: &mut WorkerPool<MockStage>, program: &Program) -> Vec<u64> {
     all
 }
 
-fn feeds(program: &Program, feed: u64) -> Vec<Vec<u64>> {
-    let devices = program.devices.len();
-    (0..devices)
-        .map(|d| vec![feed; (d..program.topology.stages).step_by(devices).count()])
-        .collect()
-}
-
 #[test]
 fn oracle_random_programs_equal_the_unpipelined_step() {
     for seed in 0..cases(300) {
         let mut random = Stream::new(seed);
         let (program, capacity) = random_program(&mut random);
         let topology = Arc::new(program.topology.clone());
-        let devices = mock_devices(&topology, program.devices.len(), None);
+        let devices = mock_devices(&program, None);
         let mut pool = WorkerPool::spawn(devices, settings(capacity)).unwrap();
         let ran = pool.run(&program, feeds(&program, seed)).unwrap();
         let (_, expected) = unpipelined(&topology, program.micro_batches, seed).unwrap();
@@ -117,7 +110,7 @@ fn oracle_changed_programs_that_are_valid_equal_the_unpipelined_step() {
         }
         ran += 1;
         let topology = Arc::new(changed.topology.clone());
-        let devices = mock_devices(&topology, changed.devices.len(), None);
+        let devices = mock_devices(&changed, None);
         let mut pool = WorkerPool::spawn(devices, settings(capacity)).unwrap();
         let changed = Arc::new(changed);
         pool.run(&changed, feeds(&changed, seed)).unwrap();
@@ -138,7 +131,7 @@ fn oracle_named_schedules_agree_with_each_other() {
                 let program = Arc::new(lower(&compute, &topology, m).unwrap());
                 let costs = Costs::unit(topology.stages);
                 let (capacity, _) = simulate_with_room(&program, &costs).unwrap();
-                let devices = mock_devices(&topology, k, None);
+                let devices = mock_devices(&program, None);
                 let mut pool = WorkerPool::spawn(devices, settings(capacity)).unwrap();
                 let ran = pool.run(&program, feeds(&program, 7)).unwrap();
                 assert_eq!(ran.outcomes, outputs, "{schedule} {remat} K={k} M={m}");
@@ -159,9 +152,8 @@ fn property_on_a_virtual_clock_the_run_is_the_simulation_to_the_nanosecond() {
         let (program, capacity) = random_program(&mut random);
         let costs = Arc::new(random_costs(&mut random, &program));
         let simulated = simulate(&program, &costs, capacity).unwrap();
-        let topology = Arc::new(program.topology.clone());
         let run = || {
-            let devices = mock_devices(&topology, program.devices.len(), None);
+            let devices = mock_devices(&program, None);
             let virtual_costs = Some(Arc::clone(&costs));
             let settings = Settings { virtual_costs, ..settings(capacity) };
             let mut pool = WorkerPool::spawn(devices, settings).unwrap();
@@ -179,7 +171,7 @@ fn oracle_forward_only_gives_the_outputs_and_holds_nothing() {
     let topology = Arc::new(Topology::chain(3));
     let program = lower(&Schedule::ForwardOnly.actions(3, 4), &topology, 4).unwrap();
     let program = Arc::new(program);
-    let mut pool = WorkerPool::spawn(mock_devices(&topology, 3, None), settings(2)).unwrap();
+    let mut pool = WorkerPool::spawn(mock_devices(&program, None), settings(2)).unwrap();
     let before = parameters(&mut pool, &program);
     let ran = pool.run(&program, feeds(&program, 7)).unwrap();
     assert_eq!(ran.outcomes, unpipelined(&topology, 4, 7).unwrap().0);

@@ -7,7 +7,8 @@
 //!
 //! A message lives until its receiver's backward is done. The sender knows that the backward is
 //! done in two cases. A message arrives that the receiver sent after it. Or a send finds a free
-//! slot that the receiver freed after it. Until then the message counts as held.
+//! slot that the receiver freed after it. Until then the message counts as held. A value that one
+//! stage hands over to another on its own device counts likewise.
 //!
 //! ```text
 //! held at an action = resident + gradients (after the first backward)
@@ -414,7 +415,9 @@ pub fn series(
             changes[stage.index()]
                 .extend(consumed.map(|consumed| (consumed.end.max(timed.start), -size)));
         }
-        for output in places.outlive(&program.topology, timed.action, recomputed) {
+        let outputs = places.outlive(&program.topology, timed.action, recomputed).into_iter();
+        let handed = places.handed_over(&program.topology, timed.action, recomputed);
+        for output in outputs.chain(handed) {
             let (edge, direction) = output.link;
             let size = signed(edges.get(edge.index()).copied().unwrap_or_default().of(direction));
             let consumed = timeline.devices.get(output.device);

@@ -74,9 +74,10 @@ impl Order {
                         before.and_then(|before| places.link(edge, direction)?.1.get(before));
                     hear(&mut known, taken);
                 }
-                op if op.goes_back().is_some() => {
-                    let outputs = places.outlive(topology, action, &recomputed);
-                    outputs.into_iter().for_each(|output| sent.extend(Some(output)));
+                op if op.computes().is_some() => {
+                    let outputs = places.outlive(topology, action, &recomputed).into_iter();
+                    let handed = places.handed_over(topology, action, &recomputed);
+                    outputs.chain(handed).for_each(|value| sent.extend(Some(value)));
                 }
                 Op::Receive(Transfer { edge, direction, .. }) => {
                     let number = turn(edge, direction, false);
@@ -95,7 +96,8 @@ fn hear(known: &mut [usize], place: Option<&ListPosition>) {
     }
 }
 
-/// A sent message that lives until its receiver's backward is known to be done.
+/// A value that was sent or handed over. It lives until its receiver's backward is known to be
+/// done.
 pub(super) struct Living {
     pub(super) link: (EdgeId, Direction),
     /// The receiver's device.
@@ -155,13 +157,17 @@ pub(super) struct Places {
     /// By stage and micro-batch, the action until which received values are held: the backward, or
     /// the second half of a split one (`true`).
     backwards: Vec<Vec<Option<(ListPosition, bool)>>>,
+    /// By edge, whether its values pass without a message.
+    handed: Vec<bool>,
 }
 
 impl Places {
     pub(super) fn new(program: &Program) -> Self {
         let links = program.topology.edges.iter().map(|_| Default::default()).collect();
         let backwards = vec![vec![None; program.micro_batches]; program.topology.stages];
-        let mut places = Self { devices: program.devices.len(), links, backwards };
+        let edges = 0..program.topology.edges.len();
+        let handed = edges.map(|edge| program.hands_over(EdgeId::from_index(edge))).collect();
+        let mut places = Self { devices: program.devices.len(), links, backwards, handed };
         for (device, list) in program.devices.iter().enumerate() {
             for (position, action) in list.iter().enumerate() {
                 let place = (device, position);
@@ -217,7 +223,35 @@ impl Places {
         outputs.collect()
     }
 
-    /// The message that `stage` sends, unless the stage keeps that value anyway. The output of a
+    /// What `action` hands over to stages of its own device, unless the stage keeps those values
+    /// anyway.
+    pub(super) fn handed_over(
+        &self,
+        topology: &Topology,
+        action: Action,
+        recomputed: &RematSet,
+    ) -> Vec<Living> {
+        let (direction, micro_batch) = match action.op {
+            Op::Forward(m) => (Direction::Forward, Some(m)),
+            op => (Direction::Backward, op.goes_back()),
+        };
+        if micro_batch.is_none() {
+            return Vec::new();
+        }
+        let values = topology.edges_where(|edge| match direction {
+            Direction::Forward => edge.kind.per_micro_batch() && edge.from == action.stage,
+            Direction::Backward => edge.kind.goes_back() && edge.to == action.stage,
+        });
+        values
+            .filter(|(edge, _)| self.handed.get(edge.index()).copied().unwrap_or(false))
+            .filter_map(|(edge, _)| {
+                let transfer = Transfer { direction, micro_batch, edge };
+                self.living(topology, action.stage, transfer, recomputed)
+            })
+            .collect()
+    }
+
+    /// The value that `stage` passes on, unless the stage keeps that value anyway. The output of a
     /// forward that keeps lives until the stage's own backward, which comes after the receiver's.
     pub(super) fn living(
         &self,

@@ -13,7 +13,10 @@
 
 use std::fmt::Write;
 
-use super::ActionLists;
+use super::{
+    ActionLists,
+    csv::{self, Omitted},
+};
 use crate::{
     action::{Action, Op},
     ids::{DeviceId, MicroBatch, StageId},
@@ -24,6 +27,10 @@ use crate::{
 
 /// The longest file, in bytes.
 pub const BYTES_MAX: usize = 1 << 24;
+/// The name of schedules that were made for a plan.
+pub(super) const MADE: &str = "auto";
+/// What separates the devices of a schedule in one line.
+const LINE: &str = " | ";
 /// The most stages, and therefore the most devices.
 const STAGES_MAX: usize = 1 << 12;
 /// The most micro-batches.
@@ -36,6 +43,9 @@ pub struct CustomSchedule {
     lists: ActionLists,
     stages: usize,
     micro_batches: usize,
+    omitted: Omitted,
+    /// Whether the order was made for a plan, not read from a file.
+    is_made: bool,
 }
 
 /// What is wrong with a schedule file, and where.
@@ -54,14 +64,14 @@ pub struct BadSchedule {
 
 /// An action in the file, with its position.
 #[derive(Clone, Copy)]
-struct Token<'a> {
-    line: usize,
-    column: usize,
-    text: &'a str,
+pub(super) struct Token<'a> {
+    pub(super) line: usize,
+    pub(super) column: usize,
+    pub(super) text: &'a str,
 }
 
 /// The line, column and reason of an error.
-type Found = (usize, usize, String);
+pub(super) type Found = (usize, usize, String);
 
 impl CustomSchedule {
     /// Reads and checks a schedule. Errors refer to it as `name`.
@@ -70,12 +80,68 @@ impl CustomSchedule {
     /// [`BadSchedule`]: a word that is not a compute action, or an order that is incorrect or would
     /// deadlock.
     pub fn parse(name: &str, text: &str) -> Result<Self, BadSchedule> {
+        Self::checked(name, read(text, |line, text| Ok(tokens(line, text))), Omitted::default())
+    }
+
+    /// Reads and checks a schedule file of `torch.distributed.pipelining` ([`csv`]).
+    ///
+    /// # Errors
+    /// As [`CustomSchedule::parse`].
+    pub fn parse_csv(name: &str, text: &str) -> Result<Self, BadSchedule> {
+        let mut omitted = Omitted::default();
+        let read = read(text, |line, text| csv::tokens(line, text, &mut omitted));
+        let ascends = read.and_then(|(lists, places)| match csv::descends(&lists) {
+            Some((device, position)) => {
+                let at = places.get(device).and_then(|own| own.get(position)).copied();
+                let (line, column) = at.unwrap_or((1, 1));
+                Err((line, column, csv::DESCENDS.to_owned()))
+            }
+            None => Ok((lists, places)),
+        });
+        Self::checked(name, ascends, omitted)
+    }
+
+    fn checked(
+        name: &str,
+        read: Result<(ActionLists, Places), Found>,
+        omitted: Omitted,
+    ) -> Result<Self, BadSchedule> {
         let own =
             |(line, column, reason)| BadSchedule { name: name.to_owned(), line, column, reason };
-        let (lists, places) = read(text).map_err(own)?;
+        let (lists, places) = read.map_err(own)?;
         let (stages, micro_batches) = size(&lists, &places).map_err(own)?;
         check(&lists, &places, stages, micro_batches).map_err(own)?;
-        Ok(Self { name: name.to_owned(), lists, stages, micro_batches })
+        let name = name.to_owned();
+        Ok(Self { name, lists, stages, micro_batches, omitted, is_made: false })
+    }
+
+    /// A schedule with an order that was made for a plan.
+    ///
+    /// # Errors
+    /// As [`CustomSchedule::parse`].
+    pub fn made(lists: &ActionLists) -> Result<Self, BadSchedule> {
+        Ok(Self { is_made: true, ..Self::parse(MADE, &print(lists))? })
+    }
+
+    /// Reads what [`Schedule::in_full`](super::Schedule::in_full) writes of a made schedule, after
+    /// its first word.
+    pub(super) fn made_from(text: &str) -> Result<Self, BadSchedule> {
+        Ok(Self { is_made: true, ..Self::parse(MADE, &text.replace(LINE, "\n"))? })
+    }
+
+    /// Whether the order was made for a plan.
+    pub fn is_made(&self) -> bool {
+        self.is_made
+    }
+
+    /// The lists in one line.
+    pub(super) fn in_one_line(&self) -> String {
+        print(&self.lists).trim_end().replace('\n', LINE)
+    }
+
+    /// What the file contains besides compute actions. Nothing for our own format.
+    pub fn omitted(&self) -> Omitted {
+        self.omitted
     }
 
     /// The name that was given to [`CustomSchedule::parse`].
@@ -86,6 +152,19 @@ impl CustomSchedule {
     /// The actions of each device.
     pub fn lists(&self) -> &ActionLists {
         &self.lists
+    }
+
+    /// The device of each stage.
+    pub fn placement(&self) -> Vec<usize> {
+        let mut placement = vec![0; self.stages];
+        for (device, list) in self.lists.iter().enumerate() {
+            for action in list {
+                if let Some(place) = placement.get_mut(action.stage.index()) {
+                    *place = device;
+                }
+            }
+        }
+        placement
     }
 
     /// The number of stages.
@@ -113,13 +192,16 @@ pub fn print(lists: &ActionLists) -> String {
 /// By device, the line and column of each action.
 type Places = Vec<Vec<(usize, usize)>>;
 
-fn read(text: &str) -> Result<(ActionLists, Places), Found> {
+fn read<'a>(
+    text: &'a str,
+    mut tokens: impl FnMut(usize, &'a str) -> Result<Vec<Token<'a>>, Found>,
+) -> Result<(ActionLists, Places), Found> {
     if text.len() > BYTES_MAX {
         return Err((1, 1, format!("{} bytes, and the most is {BYTES_MAX}", text.len())));
     }
     let (mut lists, mut places) = (ActionLists::new(), Places::new());
     for (number, line) in text.lines().enumerate() {
-        let tokens = tokens(number + 1, line);
+        let tokens = tokens(number + 1, line)?;
         if tokens.is_empty() {
             continue;
         }
@@ -133,7 +215,7 @@ fn read(text: &str) -> Result<(ActionLists, Places), Found> {
     Ok((lists, places))
 }
 
-/// Splits a line, without its comment, into words.
+/// The words of a line, without its comment.
 fn tokens(line: usize, text: &str) -> Vec<Token<'_>> {
     let text = text.split_once('#').map_or(text, |(before, _)| before);
     let mut found = Vec::new();

@@ -1,14 +1,27 @@
-//! Schedules: the order of forwards and backwards on each device. Each is a pure function of the
-//! device, K and M in its own file, drawn above its generator. [`custom`] holds a user's schedules.
+//! Schedules: which device holds which stage, and the order of forwards and backwards on each
+//! device. Each schedule is a pure function of K and M in its own file, drawn above its generator.
+//! [`custom`] holds a user's schedules, and [`csv`] reads and writes PyTorch's files.
+//!
+//! | file | schedules |
+//! |---|---|
+//! | `gpipe`, `one_f_one_b`, `zb_h1` | one stage on each device |
+//! | `interleaved`, `breadth_first`, `interleaved_zb` | V stages on each device, round robin |
+//! | `v` | two stages on each device, in a V: `zb-v`, `v-half`, `v-min` |
+//! | `fill` | where W goes, for those that only order F and I |
 //!
 //! A schedule consists of F and B, or of F, I and W if it splits the backward. [`crate::remat`]
 //! adds R and [`crate::lower`] adds everything else.
 
+mod breadth_first;
+pub mod csv;
 pub mod custom;
+mod fill;
 mod forward_only;
 mod gpipe;
 mod interleaved;
+mod interleaved_zb;
 mod one_f_one_b;
+mod v;
 mod zb_h1;
 
 use std::{fmt, str::FromStr, sync::Arc};
@@ -37,7 +50,21 @@ pub enum Schedule {
     /// 1F1B with each backward in two halves; the second half fills the bubble (Qi et al. 2023,
     /// section 2.3).
     ZbH1,
-    /// A user's schedule, for example from a file, for one K and one M. `file:NAME` in text.
+    /// Two stages on each device in a V, each backward in two halves (Qi et al. 2023, section 6):
+    /// the smallest bubble, with 1F1B's memory on every device.
+    ZbV,
+    /// Like ZB-V with about half of 1F1B's memory, and a larger bubble (Qi et al. 2024).
+    VHalf,
+    /// Like ZB-V with about a third of 1F1B's memory, and a larger bubble (Qi et al. 2024).
+    VMin,
+    /// All micro-batches on one stage of a device before the next stage, with V stages on each
+    /// device (Lamy-Poirier 2022). `breadth-first:3` in text; `breadth-first` has two.
+    BreadthFirst(u32),
+    /// Interleaved 1F1B with V stages on each device and each backward in two halves.
+    /// `interleaved-zb:2` in text.
+    InterleavedZb(u32),
+    /// A user's schedule, for example from a file, for one K and one M. `file:NAME` in text. Or one
+    /// that was made for a plan: `auto`.
     Custom(Arc<CustomSchedule>),
     /// Forwards only: evaluation and prediction.
     ForwardOnly,
@@ -49,27 +76,59 @@ impl Schedule {
     /// One schedule of each kind that is defined by K and M alone. Names are parsed from this list,
     /// and tests run every schedule in it: golden drawings, the mock runtime and the transparency
     /// matrix.
-    pub const NAMED: [Schedule; 4] =
-        [Schedule::GPipe, Schedule::OneFOneB, Schedule::Interleaved(2), Schedule::ZbH1];
+    pub const NAMED: [Schedule; 9] = [
+        Schedule::GPipe,
+        Schedule::OneFOneB,
+        Schedule::Interleaved(2),
+        Schedule::ZbH1,
+        Schedule::ZbV,
+        Schedule::VHalf,
+        Schedule::VMin,
+        Schedule::BreadthFirst(2),
+        Schedule::InterleavedZb(2),
+    ];
 
     /// The compute actions of `devices` (K) devices for `micro_batches` (M) micro-batches: F and B,
     /// or F, I and W. A custom schedule has a fixed number of devices; micro-batches from M on are
     /// left out.
     pub fn actions(&self, devices: usize, micro_batches: usize) -> ActionLists {
-        let list = |device: usize| match self {
-            Schedule::GPipe => gpipe::actions(device, devices, micro_batches),
-            Schedule::OneFOneB => one_f_one_b::actions(device, devices, micro_batches),
-            Schedule::ZbH1 => zb_h1::actions(device, devices, micro_batches),
-            Schedule::ForwardOnly => forward_only::actions(device, devices, micro_batches),
+        let each = |list: &dyn Fn(usize) -> Vec<Action>| (0..devices).map(list).collect();
+        match self {
+            Schedule::GPipe => each(&|d| gpipe::actions(d, devices, micro_batches)),
+            Schedule::OneFOneB => each(&|d| one_f_one_b::actions(d, devices, micro_batches)),
+            Schedule::ZbH1 => each(&|d| zb_h1::actions(d, devices, micro_batches)),
+            Schedule::ForwardOnly => each(&|d| forward_only::actions(d, devices, micro_batches)),
             Schedule::Interleaved(chunks) => {
-                interleaved::actions(device, devices, *chunks as usize, micro_batches)
+                each(&|d| interleaved::actions(d, devices, *chunks as usize, micro_batches))
             }
-            Schedule::Custom(own) => {
-                let list = own.lists().get(device).map_or(&[][..], Vec::as_slice);
+            Schedule::BreadthFirst(chunks) => {
+                each(&|d| breadth_first::actions(d, devices, *chunks as usize, micro_batches))
+            }
+            Schedule::InterleavedZb(chunks) => {
+                interleaved_zb::actions(devices, *chunks as usize, micro_batches)
+            }
+            Schedule::ZbV => v::zb_v(devices, micro_batches),
+            Schedule::VHalf => v::v_half(devices, micro_batches),
+            Schedule::VMin => v::v_min(devices, micro_batches),
+            Schedule::Custom(own) => each(&|d| {
+                let list = own.lists().get(d).map_or(&[][..], Vec::as_slice);
                 without(list.iter().copied(), micro_batches)
+            }),
+        }
+    }
+
+    /// How many stages lie on a device, unless a file says so.
+    fn chunks(&self) -> Option<usize> {
+        match self {
+            Schedule::GPipe | Schedule::OneFOneB | Schedule::ZbH1 | Schedule::ForwardOnly => {
+                Some(1)
             }
-        };
-        (0..devices).map(list).collect()
+            Schedule::ZbV | Schedule::VHalf | Schedule::VMin => Some(2),
+            Schedule::Interleaved(chunks)
+            | Schedule::BreadthFirst(chunks)
+            | Schedule::InterleavedZb(chunks) => Some(*chunks as usize),
+            Schedule::Custom(_) => None,
+        }
     }
 
     /// The forwards of [`Schedule::actions`] alone, on the same stages and devices, for evaluation
@@ -111,27 +170,24 @@ impl Schedule {
     /// # Errors
     /// [`DoesNotFit`]: a custom schedule is for another number of devices.
     pub fn stages(&self, devices: usize) -> Result<usize, DoesNotFit> {
-        match self {
-            Schedule::Interleaved(chunks) => Ok(devices.saturating_mul(*chunks as usize)),
-            Schedule::Custom(own) if own.lists().len() == devices => Ok(own.stages()),
-            Schedule::Custom(own) => Err(DoesNotFit {
+        match (self, self.chunks()) {
+            (_, Some(chunks)) => Ok(devices.saturating_mul(chunks)),
+            (Schedule::Custom(own), None) if own.lists().len() != devices => Err(DoesNotFit {
                 schedule: self.to_string(),
                 what: "devices",
                 own: own.lists().len(),
                 asked: devices,
             }),
-            Schedule::GPipe | Schedule::OneFOneB | Schedule::ZbH1 | Schedule::ForwardOnly => {
-                Ok(devices)
-            }
+            (Schedule::Custom(own), None) => Ok(own.stages()),
+            (_, None) => Ok(devices),
         }
     }
 
     /// The number of devices for `stages` stages, rounded up.
     pub fn devices(&self, stages: usize) -> usize {
-        match self {
-            Schedule::Interleaved(chunks) => stages.div_ceil((*chunks).max(1) as usize),
-            Schedule::Custom(own) => own.lists().len(),
-            Schedule::GPipe | Schedule::OneFOneB | Schedule::ZbH1 | Schedule::ForwardOnly => stages,
+        match (self, self.chunks()) {
+            (Schedule::Custom(own), _) => own.lists().len(),
+            (_, chunks) => stages.div_ceil(chunks.unwrap_or(1).max(1)),
         }
     }
 
@@ -153,30 +209,40 @@ impl Schedule {
 
     /// The device of each stage.
     pub fn placement(&self, devices: usize) -> Vec<usize> {
-        let mut placement = Vec::new();
-        for (device, list) in self.actions(devices, 1).iter().enumerate() {
-            for action in list {
-                let stage = action.stage.index();
-                if placement.len() <= stage {
-                    placement.resize(stage + 1, 0);
-                }
-                placement[stage] = device;
-            }
+        match (self, self.chunks()) {
+            (Schedule::ZbV | Schedule::VHalf | Schedule::VMin, _) => v::placement(devices),
+            (Schedule::Custom(own), _) => own.placement(),
+            (_, chunks) => round_robin(devices, chunks.unwrap_or(1)),
         }
-        placement
     }
 
     /// Whether the schedule splits backwards into two halves.
     pub fn splits(&self) -> bool {
         match self {
-            Schedule::ZbH1 => true,
+            Schedule::ZbH1
+            | Schedule::ZbV
+            | Schedule::VHalf
+            | Schedule::VMin
+            | Schedule::InterleavedZb(_) => true,
             Schedule::Custom(own) => {
                 own.lists().iter().flatten().any(|a| matches!(a.op, Op::BackwardInput(_)))
             }
             Schedule::GPipe
             | Schedule::OneFOneB
             | Schedule::Interleaved(_)
+            | Schedule::BreadthFirst(_)
             | Schedule::ForwardOnly => false,
+        }
+    }
+
+    /// The schedule in text that [`FromStr`] reads again, also if it was made for a plan: its order
+    /// is then part of the text. A schedule from a file is only named.
+    pub fn in_full(&self) -> String {
+        match self {
+            Schedule::Custom(own) if own.is_made() => {
+                format!("{}: {}", custom::MADE, own.in_one_line())
+            }
+            _ => self.to_string(),
         }
     }
 
@@ -194,6 +260,12 @@ impl fmt::Display for Schedule {
             Schedule::OneFOneB => f.write_str("1f1b"),
             Schedule::Interleaved(chunks) => write!(f, "interleaved:{chunks}"),
             Schedule::ZbH1 => f.write_str("zb-h1"),
+            Schedule::ZbV => f.write_str("zb-v"),
+            Schedule::VHalf => f.write_str("v-half"),
+            Schedule::VMin => f.write_str("v-min"),
+            Schedule::BreadthFirst(chunks) => write!(f, "breadth-first:{chunks}"),
+            Schedule::InterleavedZb(chunks) => write!(f, "interleaved-zb:{chunks}"),
+            Schedule::Custom(own) if own.is_made() => f.write_str(custom::MADE),
             Schedule::Custom(own) => write!(f, "file:{}", own.name()),
             Schedule::ForwardOnly => f.write_str("forward-only"),
         }
@@ -203,8 +275,9 @@ impl fmt::Display for Schedule {
 /// A schedule that does not exist.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "there is no schedule '{0}': use gpipe, 1f1b, interleaved:V (V stages on each device, from 2 \
-    to {CHUNKS_MAX}), zb-h1, or, in a command, file:PATH"
+    "there is no schedule '{0}': use gpipe, 1f1b, zb-h1, zb-v, v-half, v-min, interleaved:V, \
+    interleaved-zb:V or breadth-first:V (V stages on each device, from 2 to {CHUNKS_MAX}), or, in \
+    a command, file:PATH"
 )]
 pub struct UnknownSchedule(String);
 
@@ -225,9 +298,23 @@ impl FromStr for Schedule {
 
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         let unknown = || UnknownSchedule(text.to_owned());
-        if let Some(chunks) = text.strip_prefix("interleaved:") {
-            return match chunks.parse() {
-                Ok(chunks) if (2..=CHUNKS_MAX).contains(&chunks) => Ok(Self::Interleaved(chunks)),
+        if let Some(order) = text.strip_prefix(custom::MADE).and_then(|rest| rest.strip_prefix(':'))
+        {
+            let made = CustomSchedule::made_from(order);
+            return made.map(|made| Self::Custom(made.into())).map_err(|_| {
+                let shown: String = text.chars().take(40).collect();
+                UnknownSchedule(shown + "..")
+            });
+        }
+        if text == "breadth-first" {
+            return Ok(Self::BreadthFirst(2));
+        }
+        if let Some((name, chunks)) = text.split_once(':') {
+            let chunks = chunks.parse().ok().filter(|chunks| (2..=CHUNKS_MAX).contains(chunks));
+            return match (name, chunks) {
+                ("interleaved", Some(chunks)) => Ok(Self::Interleaved(chunks)),
+                ("interleaved-zb", Some(chunks)) => Ok(Self::InterleavedZb(chunks)),
+                ("breadth-first", Some(chunks)) => Ok(Self::BreadthFirst(chunks)),
                 _ => Err(unknown()),
             };
         }
@@ -245,6 +332,11 @@ fn forward(stage: usize, micro_batch: usize) -> Action {
 
 fn backward(stage: usize, micro_batch: usize) -> Action {
     action(stage, Op::Backward, micro_batch)
+}
+
+/// The device of each stage if every K-th stage lies on the same device.
+fn round_robin(devices: usize, chunks: usize) -> Vec<usize> {
+    (0..devices * chunks).map(|stage| stage % devices).collect()
 }
 
 /// Drops the micro-batches from `micro_batches` on. The rest of a correct order is a correct order.
@@ -267,10 +359,15 @@ mod tests {
             Schedule::OneFOneB => Some(1),
             Schedule::Interleaved(_) => Some(2),
             Schedule::ZbH1 => Some(3),
+            Schedule::ZbV => Some(4),
+            Schedule::VHalf => Some(5),
+            Schedule::VMin => Some(6),
+            Schedule::BreadthFirst(_) => Some(7),
+            Schedule::InterleavedZb(_) => Some(8),
             Schedule::Custom(_) | Schedule::ForwardOnly => None,
         };
         let kinds: Vec<_> = Schedule::NAMED.iter().filter_map(kind).collect();
-        assert_eq!(kinds, [0, 1, 2, 3]);
+        assert_eq!(kinds, [0, 1, 2, 3, 4, 5, 6, 7, 8]);
         for schedule in Schedule::NAMED {
             assert_eq!(schedule.to_string().parse(), Ok(schedule));
         }

@@ -107,7 +107,7 @@ impl DeviceReport {
         let times = breakdown(program, &ran.timeline, link_capacity);
         let placement = program.placement();
         let own = |device: usize| {
-            let stages = ran.outcomes.iter().zip(&placement);
+            let stages = ran.outcomes.iter().zip(placement);
             let own = stages.filter(move |(_, own)| own.is_some_and(|own| own.index() == device));
             own.map(|(outcome, _)| outcome)
         };

@@ -218,15 +218,20 @@ impl Run {
             }
         }
         // Several stages on each device.
-        for (stages, chunks) in [(1, 2), (1, 3), (2, 2), (3, 2), (2, 3)] {
-            if stages * chunks > layers {
+        for (devices, schedule) in several_stages_per_device() {
+            if schedule.stages(devices).is_ok_and(|stages| stages > layers) {
                 continue;
             }
-            let schedule = Schedule::Interleaved(chunks as u32);
-            for balance in [Balance::Uniform, Balance::Cost] {
-                for remat in REMATS {
+            let balances = match schedule {
+                Schedule::Interleaved(_) => vec![Balance::Uniform, Balance::Cost],
+                _ => vec![Balance::Uniform],
+            };
+            // All policies on two devices; elsewhere those that recompute most and least.
+            let remats = if devices == 2 { &REMATS[..] } else { &REMATS[..2] };
+            for balance in balances {
+                for &remat in remats {
                     let (schedule, balance) = (schedule.clone(), balance.clone());
-                    runs.push(Run { stages, schedule, remat, balance });
+                    runs.push(Run { stages: devices, schedule, remat, balance });
                 }
             }
         }
@@ -238,6 +243,18 @@ impl Run {
 fn one_stage_per_device() -> impl Iterator<Item = Schedule> {
     let named = Schedule::NAMED.into_iter();
     named.filter(|schedule| schedule.stages(1).is_ok_and(|stages| stages == 1))
+}
+
+/// Schedules with several stages on each device, and how many devices.
+fn several_stages_per_device() -> Vec<(usize, Schedule)> {
+    use Schedule::{BreadthFirst, Interleaved, InterleavedZb, VHalf, VMin, ZbV};
+    let mut all = vec![(1, Interleaved(3)), (2, Interleaved(3)), (2, InterleavedZb(3))];
+    for devices in 1..=3 {
+        for schedule in [Interleaved(2), ZbV, VHalf, VMin, BreadthFirst(2), InterleavedZb(2)] {
+            all.push((devices, schedule));
+        }
+    }
+    all
 }
 
 pub type Named = Vec<(String, Tensor)>;

@@ -215,7 +215,6 @@ impl<E: StageExecutor> WorkerPool<E> {
             program: Arc::clone(program),
             recomputed: program.rematerialized().clone(),
             trains: program.trains(),
-            placement: program.placement(),
             links: self.links(program, exchanges.as_deref()),
             failure: Failure::default(),
             pulses: Arc::clone(&self.pulses),

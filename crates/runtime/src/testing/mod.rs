@@ -12,8 +12,8 @@ use std::{
 };
 
 use gpipe_core::{
-    Action, Bytes, Direction, EdgeId, LayerId, MicroBatch, StageId,
-    lower::{Edge, EdgeKind, Topology},
+    Action, Bytes, DeviceId, Direction, EdgeId, LayerId, MicroBatch, StageId,
+    lower::{Edge, EdgeKind, Program, Topology},
     splitmix::mix,
 };
 
@@ -320,25 +320,26 @@ impl StageExecutor for MockStage {
     }
 }
 
-/// Builders for a pool of mock stages: stage k is on device k modulo `devices`.
-pub fn mock_devices(
-    topology: &Arc<Topology>,
-    devices: usize,
-    fault: Option<&Fault>,
-) -> Vec<BuildDevice<MockStage>> {
-    (0..devices)
+/// Builders for a pool of mock stages, placed as in `program`.
+pub fn mock_devices(program: &Program, fault: Option<&Fault>) -> Vec<BuildDevice<MockStage>> {
+    let topology = Arc::new(program.topology.clone());
+    (0..program.devices.len())
         .map(|device| {
-            let (topology, fault) = (Arc::clone(topology), fault.cloned());
+            let (topology, fault) = (Arc::clone(&topology), fault.cloned());
+            let stages: Vec<StageId> = program.stages_on(DeviceId::from_index(device)).collect();
             let build: BuildDevice<MockStage> = Box::new(move || {
-                let stages = (device..topology.stages).step_by(devices.max(1));
-                let stage = |k| {
-                    MockStage::new(StageId::from_index(k), Arc::clone(&topology), fault.clone())
-                };
-                Ok(stages.map(stage).collect())
+                let stage = |k| MockStage::new(k, Arc::clone(&topology), fault.clone());
+                Ok(stages.into_iter().map(stage).collect())
             });
             build
         })
         .collect()
+}
+
+/// The same feed for every stage of `program`, by device.
+pub fn feeds(program: &Program, feed: u64) -> Vec<Vec<u64>> {
+    let devices = (0..program.devices.len()).map(DeviceId::from_index);
+    devices.map(|device| vec![feed; program.stages_on(device).count()]).collect()
 }
 
 /// Computes a step without pipeline, threads or schedule: stage after stage, in loops. Returns each

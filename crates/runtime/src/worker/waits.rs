@@ -95,7 +95,7 @@ impl<'a, E: StageExecutor> Worker<'a, E> {
 
     fn peer_device(&self, action: Action) -> Option<usize> {
         let peer = peer(&self.step.program, action)?;
-        self.step.placement.get(peer.index()).copied().flatten().map(DeviceId::index)
+        self.step.program.placement().get(peer.index()).copied().flatten().map(DeviceId::index)
     }
 
     pub(super) fn waited(&self, action: Action, end: WaitEnd) -> Stop {

@@ -190,8 +190,8 @@ impl PipelineBuilder {
             .remat(plan.remat.clone())
     }
 
-    /// The order of forwards and backwards. `interleaved:V` puts V stages on each device; a custom
-    /// schedule states its own number of stages.
+    /// Which device holds which stage, and the order of forwards and backwards. Some schedules put
+    /// several stages on each device; a custom schedule states its own number of stages.
     #[must_use]
     pub fn schedule(mut self, schedule: Schedule) -> Self {
         self.schedule = schedule;

@@ -6,7 +6,8 @@
 //! [2] each stage runs each micro-batch once: F, then (R, then) B, or I and later W;
 //!     B and W ascend (all schedules then sum weight gradients in one order)
 //! [3] every edge's messages are sent and received exactly once, by the right stages, on the right
-//!     side of the compute action they belong to, and in one order at both ends (links are queues)
+//!     side of the compute action they belong to, and in one order at both ends (links are queues);
+//!     between stages of one device there is no message, and the order of the list decides
 //! [4] the step ends together: reduce, norm, decide, update, each after what it needs
 //! [5] no deadlock with links of the given capacity
 //! ```
@@ -15,6 +16,8 @@
 //!
 //! A program that is a part of a step starts where the parts before it ended: a backward finds all
 //! forwards done, and an update finds all gradients summed.
+
+mod complete;
 
 use std::collections::{HashMap, HashSet};
 
@@ -33,6 +36,8 @@ pub struct HeldMicroBatches {
     pub inputs: Vec<usize>,
     /// By stage: full activations of micro-batches whose forward kept them or that are recomputed.
     pub activations: Vec<usize>,
+    /// By device: inputs that all its stages keep at one time, each for one stage.
+    pub on_devices: Vec<usize>,
 }
 
 /// The reason why a program is refused.
@@ -83,6 +88,7 @@ pub fn validate(program: &Program, capacity: usize) -> Result<HeldMicroBatches, 
     Ok(HeldMicroBatches {
         inputs: checker.stages.iter().map(|stage| stage.most_inputs).collect(),
         activations: checker.stages.iter().map(|stage| stage.most_activations).collect(),
+        on_devices: checker.on_devices.iter().map(|(_, most)| *most).collect(),
     })
 }
 
@@ -142,6 +148,8 @@ struct Checker<'a> {
     program: &'a Program,
     recomputed: &'a RematSet,
     stages: Vec<StageState>,
+    /// By device, the inputs that its stages keep now, and the most.
+    on_devices: Vec<(usize, usize)>,
     /// By edge and direction, the micro-batches that were sent, in order.
     sent: HashMap<(EdgeId, Direction), Passed>,
     received: HashMap<(EdgeId, Direction), Passed>,
@@ -159,10 +167,17 @@ type Checked = Result<(), String>;
 impl<'a> Checker<'a> {
     fn new(program: &'a Program) -> Self {
         let stages = (0..program.topology.stages).map(StageId::from_index);
+        let stages: Vec<_> = stages.map(|stage| StageState::new(program, stage)).collect();
+        let kept = |device| {
+            let own = program.stages_on(DeviceId::from_index(device));
+            own.filter_map(|stage| stages.get(stage.index())).map(|state| state.inputs).sum()
+        };
+        let on_devices = (0..program.devices.len()).map(kept).map(|kept| (kept, kept)).collect();
         Self {
             program,
             recomputed: program.rematerialized(),
-            stages: stages.map(|stage| StageState::new(program, stage)).collect(),
+            stages,
+            on_devices,
             sent: HashMap::new(),
             received: HashMap::new(),
         }
@@ -180,6 +195,17 @@ impl<'a> Checker<'a> {
                 action.stage
             ));
         }
+        let before = state.inputs;
+        self.act(action)?;
+        let after = self.stages.get(action.stage.index()).map_or(0, |state| state.inputs);
+        if let Some((now, most)) = self.on_devices.get_mut(device.index()) {
+            *now = (*now + after).saturating_sub(before);
+            *most = (*most).max(*now);
+        }
+        Ok(())
+    }
+
+    fn act(&mut self, action: Action) -> Checked {
         match action.op {
             Op::Forward(m) => self.forward(action.stage, m),
             Op::Rematerialize(m) => self.rematerialize(action.stage, m),
@@ -207,7 +233,7 @@ impl<'a> Checker<'a> {
             return Err("its forward already ran".into());
         }
         *progress = Progress::Forwarded;
-        self.require_received(stage, m, Direction::Forward)?;
+        self.require_inputs(stage, m, Direction::Forward)?;
         if !self.program.trains() {
             return Ok(());
         }
@@ -246,7 +272,7 @@ impl<'a> Checker<'a> {
             Progress::Split | Progress::Done => return Err("its backward already ran".into()),
             Progress::Forwarded | Progress::Rematerialized => *progress = then,
         }
-        self.require_received(stage, m, Direction::Backward)
+        self.require_inputs(stage, m, Direction::Backward)
     }
 
     /// Checks the second half of a split backward.
@@ -280,25 +306,46 @@ impl<'a> Checker<'a> {
         Ok(())
     }
 
-    /// Checks that a compute action has received every message that its edges bring for it.
-    fn require_received(&self, stage: StageId, m: MicroBatch, direction: Direction) -> Checked {
-        let mut needed = self.program.topology.edges_where(|edge| {
+    /// Checks that all values that the edges bring for a compute action are there: received, or
+    /// handed over by a stage of the same device.
+    fn require_inputs(&self, stage: StageId, m: MicroBatch, direction: Direction) -> Checked {
+        let needed = self.program.topology.edges_where(|edge| {
             let brings = if direction == Direction::Forward { edge.to } else { edge.from };
             edge.kind.per_micro_batch()
                 && brings == stage
                 && (direction == Direction::Forward || edge.kind.goes_back())
         });
-        let missing = needed.find(|(edge, _)| {
-            !self
+        for (id, edge) in needed {
+            let transfer = Transfer { direction, micro_batch: Some(m), edge: id };
+            if self.program.hands_over(id) {
+                let (maker, kind) = match direction {
+                    Direction::Forward => (edge.from, "F"),
+                    Direction::Backward => (edge.to, "B or I"),
+                };
+                if !self.has_made(maker, m, direction) {
+                    return Err(format!(
+                        "it needs {kind} of stage {maker}, which is on the same device, before it"
+                    ));
+                }
+            } else if !self
                 .received
-                .get(&(*edge, direction))
+                .get(&(id, direction))
                 .is_some_and(|passed| passed.set.contains(&Some(m)))
-        });
-        match missing {
-            None => Ok(()),
-            Some((edge, _)) => {
-                let transfer = Transfer { direction, micro_batch: Some(m), edge };
-                Err(format!("it needs {stage}RECV_{transfer} before it"))
+            {
+                return Err(format!("it needs {stage}RECV_{transfer} before it"));
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether `stage` has computed what it passes on in `direction` for a micro-batch.
+    fn has_made(&self, stage: StageId, m: MicroBatch, direction: Direction) -> bool {
+        let state = self.stages.get(stage.index());
+        let progress = state.and_then(|state| state.progress.get(m.index()));
+        match direction {
+            Direction::Forward => progress.is_some_and(|&at| at != Progress::Untouched),
+            Direction::Backward => {
+                progress.is_some_and(|at| matches!(at, Progress::Split | Progress::Done))
             }
         }
     }
@@ -324,6 +371,12 @@ impl<'a> Checker<'a> {
                 if edge.kind.per_micro_batch() { "per micro-batch" } else { "once per step" };
             return Err(format!("edge {id} carries messages {rule}"));
         }
+        if self.program.hands_over(id) {
+            return Err(format!(
+                "stages {} and {} are on one device: edge {id} has no messages",
+                edge.from, edge.to
+            ));
+        }
         if sends {
             self.require_produced(stage, transfer, edge.kind)?;
         } else if let Some(m) = micro_batch {
@@ -339,16 +392,15 @@ impl<'a> Checker<'a> {
     }
 
     fn require_produced(&mut self, stage: StageId, transfer: Transfer, kind: EdgeKind) -> Checked {
+        if let Some(m) = transfer.micro_batch {
+            self.progress(stage, m)?;
+        }
         let state = &self.stages[stage.index()];
         let (ready, what) = match (transfer.micro_batch, kind, transfer.direction) {
             (Some(m), _, direction) => {
-                let progress = *self.progress(stage, m)?;
-                match direction {
-                    Direction::Forward => (progress != Progress::Untouched, "its forward"),
-                    Direction::Backward => {
-                        (matches!(progress, Progress::Split | Progress::Done), "its backward")
-                    }
-                }
+                let what =
+                    if direction == Direction::Forward { "its forward" } else { "its backward" };
+                (self.has_made(stage, m, direction), what)
             }
             (None, EdgeKind::Tie, Direction::Forward) => {
                 (state.backwards == self.program.micro_batches, "the last backward")
@@ -411,79 +463,5 @@ impl<'a> Checker<'a> {
         }
         *flag = true;
         if ready { Ok(()) } else { Err(format!("it needs {needs} before it")) }
-    }
-
-    fn check_complete(&self) -> Result<(), Invalid> {
-        for (stage, state) in self.stages.iter().enumerate() {
-            let stage = StageId::from_index(stage);
-            let missing = |reason| Err(Invalid::Missing { stage, reason });
-            let part = self.program.part;
-            let last = match part.has(Phase::Forward) && !part.has(Phase::Backward) {
-                true => Progress::Forwarded,
-                false => Progress::Done,
-            };
-            let undone = state.progress.iter().position(|&progress| progress != last);
-            if let Some(m) = undone {
-                let kind = match state.progress[m] {
-                    Progress::Untouched => 'F',
-                    Progress::Split => 'W',
-                    _ => 'B',
-                };
-                return missing(format!("{stage}{kind}{m} is missing"));
-            }
-            if state.device.is_none() {
-                return missing("it is on no device".into());
-            }
-            if part.has(Phase::Reduce) && !state.reduced {
-                return missing(format!("{stage}REDUCE is missing"));
-            }
-            if part.has(Phase::Update) && !state.updated {
-                return missing(format!("{stage}UPDATE is missing"));
-            }
-        }
-        self.check_matched()
-    }
-
-    /// Checks that every message an edge must carry was sent and received, in one order.
-    fn check_matched(&self) -> Result<(), Invalid> {
-        let part = self.program.part;
-        for (id, edge) in self.program.topology.edges_where(|_| true) {
-            for direction in [Direction::Forward, Direction::Backward] {
-                let carries = direction == Direction::Forward || edge.kind.goes_back();
-                if !(part.has(edge.kind.phase(direction)) && carries) {
-                    continue;
-                }
-                let (sender, receiver) = if direction == Direction::Forward {
-                    (edge.from, edge.to)
-                } else {
-                    (edge.to, edge.from)
-                };
-                let empty: &[_] = &[];
-                let sent = self.sent.get(&(id, direction)).map_or(empty, |passed| &passed.order);
-                let received =
-                    self.received.get(&(id, direction)).map_or(empty, |passed| &passed.order);
-                let expected =
-                    if edge.kind.per_micro_batch() { self.program.micro_batches } else { 1 };
-                let letter = if direction == Direction::Forward { 'F' } else { 'B' };
-                for (list, stage, verb) in [(sent, sender, "SEND"), (received, receiver, "RECV")] {
-                    if list.len() != expected {
-                        let reason = format!(
-                            "edge {id} carries {expected} messages {verb}_{letter}..@{id} per \
-                            step, there are {}",
-                            list.len()
-                        );
-                        return Err(Invalid::Missing { stage, reason });
-                    }
-                }
-                if sent != received {
-                    let reason = format!(
-                        "edge {id} is a queue, but messages {letter} are received in another \
-                        order than they are sent"
-                    );
-                    return Err(Invalid::Missing { stage: receiver, reason });
-                }
-            }
-        }
-        Ok(())
     }
 }
