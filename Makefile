@@ -78,7 +78,8 @@ test-python: ## All tests of the Python package: the whole zoo at every K, sched
 
 parity: setup ## Compare losses, gradients, parameters and exchanged weights with PyTorch's and transformers', fine-tuning with PEFT's, BLEU and chrF with sacreBLEU's
 	path=$$(python3 scripts/pytorch.py --torchvision) && export PYTHONPATH="$$path" && \
-		python3 scripts/parity.py $(ARGS) && python3 scripts/image_parity.py && \
+		python3 scripts/parity.py $(ARGS) && python3 scripts/schedule_parity.py && \
+		python3 scripts/image_parity.py && \
 		python3 scripts/translation_parity.py && python3 scripts/llama_parity.py && \
 		python3 scripts/folder_parity.py && python3 scripts/tuning_parity.py && \
 		python3 scripts/interchange.py

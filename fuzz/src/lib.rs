@@ -28,6 +28,7 @@ pub const TARGETS: &[Target] = &[
     Target { name: "config", run: targets::config },
     Target { name: "override", run: targets::override_ },
     Target { name: "schedule", run: targets::schedule },
+    Target { name: "schedule_csv", run: targets::schedule_csv },
     Target { name: "plan", run: targets::plan },
     Target { name: "profile", run: targets::profile },
     Target { name: "step", run: targets::step },

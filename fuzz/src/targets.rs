@@ -12,7 +12,7 @@ use gpipe_checkpoint::{
 };
 use gpipe_core::{
     Action,
-    schedule::{CustomSchedule, custom::print},
+    schedule::{CustomSchedule, csv, custom::print},
 };
 use gpipe_data::{Tokenizer, parallel::ParallelError};
 use gpipe_models::huggingface;
@@ -97,6 +97,23 @@ pub(crate) fn schedule(bytes: &[u8]) {
             let again =
                 CustomSchedule::parse(ORIGIN, &print(listed.lists())).expect("it was accepted");
             assert_eq!(again.lists(), listed.lists());
+        }
+        Err(error) => {
+            assert!(1 <= error.line && error.line <= text.lines().count().max(1), "{error}");
+            named(error, Path::new(ORIGIN));
+        }
+    }
+}
+
+/// PyTorch's format: a file that parses must be the same when written and parsed again.
+pub(crate) fn schedule_csv(bytes: &[u8]) {
+    let text = text(bytes);
+    match CustomSchedule::parse_csv(ORIGIN, &text) {
+        Ok(listed) => {
+            let Ok(written) = csv::print(listed.lists()) else { return };
+            let again = CustomSchedule::parse_csv(ORIGIN, &written).expect("it was accepted");
+            assert_eq!(again.lists(), listed.lists());
+            assert!(again.omitted().is_empty());
         }
         Err(error) => {
             assert!(1 <= error.line && error.line <= text.lines().count().max(1), "{error}");
