@@ -70,7 +70,8 @@ class Pipeline:
         micro_batches: number of micro-batches, M. With one, stages do not overlap: use at least
             two to four times the number of stages. A mini-batch of fewer samples has one
             micro-batch for each sample.
-        schedule: "gpipe", "1f1b", "zb-h1", or "interleaved:V" with V stages on each device.
+        schedule: "gpipe", "1f1b" or "zb-h1"; "zb-v", "v-half" or "v-min" with two stages on each
+            device; "interleaved:V", "interleaved-zb:V" or "breadth-first:V" with V.
         loss: a loss of torch.nn (the guide lists which), a `gpipe.Loss`, or a function of (output,
             target) that returns (sum, count). None if you compute the loss yourself, from
             `pipe(x)`.

@@ -70,6 +70,8 @@ def plan(profile: Profile, *, stages: Sequence[int] | int, micro_batches: Sequen
     Args:
         profile: of `Pipeline.profile`, measured with the same choices of `micro_batches`.
         stages: each number of stages to try.
+        schedules: names of schedules to try. "auto" makes an order for the measured costs, too; the
+            plan's `schedule` then holds it, for `Pipeline(schedule=...)`.
         memory: bytes that each device may hold.
 
     Raises:

@@ -58,10 +58,14 @@ pub(crate) fn plan<'py>(
     let wrong = |text: String| raised(py, "SettingError", &text);
     let measured =
         Profile::from_json(measured, "the profile").map_err(|error| wrong(error.to_string()))?;
-    let schedules: Vec<Schedule> = schedules
-        .iter()
+    let makes_orders = schedules.iter().any(|name| name == "auto");
+    let named = schedules.iter().filter(|name| *name != "auto");
+    let mut schedules: Vec<Schedule> = named
         .map(|text| text.parse().map_err(|error| wrong(format!("{error}"))))
         .collect::<PyResult<_>>()?;
+    if schedules.is_empty() && makes_orders {
+        schedules = Schedule::NAMED.to_vec();
+    }
     let most = stages.iter().copied().max().unwrap_or(1);
     let devices = vec![PlanDevice { memory: memory.map(Bytes), ..PlanDevice::default() }; most];
     let request = Request {
@@ -71,6 +75,7 @@ pub(crate) fn plan<'py>(
         stages,
         micro_batches,
         schedules,
+        makes_orders,
         balance: None,
         remat: None,
         budget: Request::BUDGET,
@@ -80,7 +85,7 @@ pub(crate) fn plan<'py>(
     let all = PyDict::new(py);
     all.set_item("balance", found.plan.balance.clone())?;
     all.set_item("micro_batches", found.plan.micro_batches)?;
-    all.set_item("schedule", found.plan.schedule.to_string())?;
+    all.set_item("schedule", found.plan.schedule.in_full())?;
     all.set_item("remat", found.plan.remat.to_string())?;
     all.set_item("step", found.prediction.step().0 as f64 * 1e-9)?;
     all.set_item("bubble", found.prediction.bubble())?;

@@ -2,9 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpipe::{
-    Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence, estimate::Rate, profile::Profile,
-};
+use gpipe::{Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence};
 use gpipe_core::plan::{Found, PlanDevice, Request, Usual, advice, explain, search};
 use gpipe_observe::picture::{self, Panel, Scene};
 
@@ -14,22 +12,19 @@ use crate::{
     config::Config,
     files::write_aside,
     output::say,
+    plan_costs::{measured, positive, powers_of_two, source},
     plan_file::{PlanFile, Source},
     processes::Processes,
     profile::{self, host_memory},
-    setup,
-    task::{self, Task},
+    task::Task,
     values::ScheduleChoice,
 };
 
-/// Default floating-point operations and bytes per second of a device.
-const RATE: f64 = 1e11;
-const BANDWIDTH: f64 = 2e10;
 /// Maximum number of devices of a plan.
 const DEVICES_MAX: usize = 4096;
 /// Plans, prints explanations, and writes the requested files.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
-    let mut config = Config::load(&arguments.config)?;
+    let mut config = Config::load(&arguments.config)?.before_order();
     let counts = [("--stages", &arguments.stages), ("--micro-batches", &arguments.micro_batches)];
     if let Some((flag, _)) = counts.iter().find(|(_, given)| given.contains(&0)) {
         return Err(CliError::Usage(format!("{flag} 0: use at least 1")));
@@ -43,8 +38,15 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let balance = fixed_balance(&config, arguments.config.balance.is_some());
     let mut source = source(arguments, &config)?;
     let remat = arguments.remat.clone();
-    let schedules = arguments.schedule.iter().map(planned).collect::<Result<_, _>>()?;
+    let makes_orders = arguments.schedule.contains(&ScheduleChoice::Auto);
+    let named = arguments.schedule.iter().filter(|choice| **choice != ScheduleChoice::Auto);
+    let mut schedules = named.map(planned).collect::<Result<Vec<_>, _>>()?;
+    if schedules.is_empty() && makes_orders {
+        schedules = all_schedules(&source);
+    }
     let choices = Choices {
+        makes_orders,
+        takes_the_best: makes_orders,
         stages: arguments.stages.clone(),
         micro_batches: arguments.micro_batches.clone(),
         schedules,
@@ -134,9 +136,24 @@ pub(crate) fn for_training(
     processes: &Processes,
 ) -> Result<Option<PlanFile>, CliError> {
     let (plan, origin) = match wanted {
+        None if config.pipeline.schedule == ScheduleChoice::Auto => {
+            let pipeline = &config.pipeline;
+            let choices = Choices {
+                micro_batches: vec![pipeline.micro_batches.min(config.samples_of_a_pipeline())],
+                balance: fixed_balance(config, true),
+                remat: Some(pipeline.remat.clone()),
+                takes_the_best: true,
+                ..Choices::default()
+            };
+            let own = config.before_order();
+            let plan = automatic(arguments, &own, (task, model), choices, processes)?;
+            (plan, "--schedule auto".to_owned())
+        }
         None => return Ok(None),
         Some(Wanted::Automatic) => {
-            (automatic(arguments, config, (task, model), processes)?, "--plan auto".to_owned())
+            let (own, choices) = (config.before_order(), Choices::default());
+            let plan = automatic(arguments, &own, (task, model), choices, processes)?;
+            (plan, "--plan auto".to_owned())
         }
         Some(Wanted::Given(path, plan)) => {
             if arguments.memory.is_some() {
@@ -174,6 +191,7 @@ fn automatic(
     arguments: &ConfigArguments,
     config: &Config,
     (task, model): (&dyn Task, &Sequence),
+    mut choices: Choices,
     processes: &Processes,
 ) -> Result<PlanFile, CliError> {
     let path = profile::default_path(arguments);
@@ -202,23 +220,34 @@ fn automatic(
     let mut source = measured(found, &path);
     let pipeline = &config.pipeline;
     let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
-    let mut choices = Choices::default();
+    choices.schedules = all_schedules(&source);
+    choices.makes_orders = true;
     if source.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
         // Batch norms depend on the size of micro-batches, so M must not change.
         choices.micro_batches = vec![pipeline.micro_batches];
     }
     let found = find(&mut source, &devices, config, choices)?;
-    if let Some(text) = found.within() {
+    if let Some(text) = found.within().or_else(|| found.made_text()) {
         say!("{text}");
     }
     Ok(file(&source, &devices, config, &found))
+}
+
+/// All named schedules whose costs are known.
+fn all_schedules(source: &Source) -> Vec<Schedule> {
+    let costs = &source.costs;
+    let has_halves = |schedule: &Schedule| {
+        costs.sizes.keys().any(|&samples| costs.has_halves(samples, schedule))
+    };
+    let named = Schedule::NAMED.into_iter();
+    named.filter(|schedule| !schedule.splits() || has_halves(schedule)).collect()
 }
 
 /// A schedule to choose from. Files are refused.
 fn planned(choice: &ScheduleChoice) -> Result<Schedule, CliError> {
     match choice {
         ScheduleChoice::Named(schedule) => Ok(schedule.clone()),
-        ScheduleChoice::File(_) => Err(CliError::Usage(format!(
+        ScheduleChoice::File(_) | ScheduleChoice::Auto => Err(CliError::Usage(format!(
             "--schedule {choice}: a plan chooses among named schedules; run a file with `gpipe \
             train --schedule {choice}`"
         ))),
@@ -269,6 +298,10 @@ struct Choices {
     stages: Vec<usize>,
     micro_batches: Vec<usize>,
     schedules: Vec<Schedule>,
+    /// Whether orders are made, too.
+    makes_orders: bool,
+    /// Whether a better plan is taken even if the configured schedule is within the spread.
+    takes_the_best: bool,
     balance: Option<Vec<usize>>,
     remat: Option<RematPolicies>,
 }
@@ -312,12 +345,13 @@ fn find(
         )));
     }
     let usual = match &config.pipeline.schedule {
+        _ if choices.takes_the_best => None,
         ScheduleChoice::Named(schedule) => Some(Usual {
             stages: devices.len(),
             micro_batches: config.pipeline.micro_batches,
             schedule: schedule.clone(),
         }),
-        ScheduleChoice::File(_) => None,
+        ScheduleChoice::File(_) | ScheduleChoice::Auto => None,
     };
     Ok(search(&Request {
         model: &source.costs,
@@ -326,6 +360,7 @@ fn find(
         stages: or(choices.stages, vec![devices.len()]),
         micro_batches: or(choices.micro_batches, powers),
         schedules: or_all(choices.schedules),
+        makes_orders: choices.makes_orders,
         balance: choices.balance,
         remat: choices.remat,
         budget: Request::BUDGET,
@@ -384,96 +419,5 @@ fn fixed_balance(config: &Config, given: bool) -> Option<Vec<usize>> {
     match &config.pipeline.balance {
         Balance::Layers(layers) if given => Some(layers.clone()),
         _ => None,
-    }
-}
-
-fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
-    let path = profile::default_path(&arguments.config);
-    let path = match (&arguments.profile, arguments.analytic) {
-        (Some(path), _) => Some(path.clone()),
-        (None, false) if path.exists() => Some(path),
-        (None, _) => None,
-    };
-    let mut source = match path {
-        Some(path) => {
-            let found = profile::read(&path)?;
-            // The numbers of tokens and classes are those of the profiled data, since no data are
-            // read here.
-            let size = usize::try_from(found.subject.classes).unwrap_or(0);
-            let model = task::model(config, size)?;
-            let found_in = path.display().to_string();
-            let own = profile::subject(config, &model)?;
-            found.subject.check(&own, &found_in).map_err(profile::measure_again)?;
-            measured(found, &path)
-        }
-        None => analytic(arguments, config)?,
-    };
-    if !source.analytic && (arguments.flops.is_some() || arguments.bandwidth.is_some()) {
-        return Err(CliError::Usage(
-            "--flops and --bandwidth are of analytic costs, and these are measured: give \
-            --analytic, too"
-                .into(),
-        ));
-    }
-    let transport = &mut source.costs.transport;
-    if let Some(bytes_per_s) = arguments.link_bandwidth {
-        transport.bytes_per_s = positive("--link-bandwidth", bytes_per_s)?.max(1.0) as u64;
-    }
-    if let Some(latency_us) = arguments.link_latency {
-        if !(0.0..1e12).contains(&latency_us) {
-            return Err(CliError::Usage(format!(
-                "--link-latency {latency_us}: give microseconds, 0 or more"
-            )));
-        }
-        transport.latency = Nanos((latency_us * 1e3) as u64);
-    }
-    Ok(source)
-}
-
-/// Costs estimated from shapes.
-fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
-    let rate = Rate {
-        flops_per_s: positive("--flops", arguments.flops.unwrap_or(RATE))?,
-        bytes_per_s: positive("--bandwidth", arguments.bandwidth.unwrap_or(BANDWIDTH))?,
-        latency: Nanos(0),
-    };
-    // The devices need not exist here. Bytes are those of CPU kernels.
-    let mut config = config.clone();
-    config.pipeline.devices.0 = vec![gpipe::Device::Cpu];
-    let model = task::model(&config, task::configured_size(&config)?)?;
-    let subject = profile::subject(&config, &model)?.of_shapes();
-    // Costs between powers of two are interpolated linearly.
-    let samples = config.samples_of_a_pipeline();
-    let sizes: Vec<usize> = powers_of_two(samples).chain([samples]).collect();
-    config.pipeline.memory.0.clear();
-    let costs = setup::pipeline(&config, model)?.estimate(&sizes, &rate)?;
-    let why =
-        if arguments.analytic { "" } else { " (there is no profile: gpipe profile measures one)" };
-    let text = format!(
-        "analytic, of devices with {:.4} TFLOP/s and {:.1} GB/s{why}",
-        rate.flops_per_s / 1e12,
-        rate.bytes_per_s / 1e9
-    );
-    Ok(Source { costs, text, subject, analytic: true })
-}
-
-fn powers_of_two(most: usize) -> impl Iterator<Item = usize> {
-    std::iter::successors(Some(1_usize), |m| m.checked_mul(2)).take_while(move |&m| m <= most)
-}
-
-fn measured(found: Profile, path: &Path) -> Source {
-    let text = format!(
-        "measured on {} with {} stages at work ({})",
-        found.subject.machine,
-        found.stages,
-        path.display()
-    );
-    Source { costs: found.costs, text, subject: found.subject, analytic: false }
-}
-
-fn positive(name: &str, value: f64) -> Result<f64, CliError> {
-    match value.is_finite() && value > 0.0 {
-        true => Ok(value),
-        false => Err(CliError::Usage(format!("{name} {value}: give a number above 0"))),
     }
 }

@@ -52,7 +52,7 @@ pub(crate) fn run(
 }
 
 fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Result<(), CliError> {
-    let mut config = Config::load(&arguments.config)?;
+    let mut config = Config::load(&arguments.config)?.before_order();
     if !(1..=PASSES_MAX).contains(&arguments.passes) {
         let passes = arguments.passes;
         return Err(CliError::Usage(format!("--passes {passes}: use 1 to {PASSES_MAX}")));
@@ -144,15 +144,16 @@ pub(crate) fn measure(
         batches.push(same_samples(inputs, targets.into_tensors(), samples)?);
     }
     let machine = machine();
-    // The configured schedule comes first, if its backwards are not split, because quartiles are
-    // taken from the first schedule.
-    let own = &config.pipeline.schedule.schedule()?;
-    let mut schedules = Schedule::SEARCHED_EXACTLY.to_vec();
-    schedules.sort_by_key(|schedule| schedule != own);
-    schedules.extend((!own.is_searched_exactly()).then(|| own.clone()));
     // What exceeds a cap as configured may fit it as planned.
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
+    // The configured schedule comes first, if its backwards are not split, because quartiles are
+    // taken from the first schedule. ZB-H1 gives the costs of the halves of backwards.
+    let own = &uncapped.pipeline.schedule.schedule()?;
+    let mut schedules = Schedule::SEARCHED_EXACTLY.to_vec();
+    schedules.sort_by_key(|schedule| schedule != own);
+    schedules.push(Schedule::ZbH1);
+    schedules.extend((!schedules.contains(own)).then(|| own.clone()));
     let config = &uncapped;
     let all = that_fit(config, model, all, processes)?;
     let settings = Profiling {

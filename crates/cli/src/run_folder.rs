@@ -147,8 +147,13 @@ impl RunFolder {
             ..ConfigArguments::default()
         };
         let (mut config, vocabulary) = source.read(&overrides)?;
-        // Evaluation does not depend on the schedule, and its file may be gone.
-        if matches!(config.pipeline.schedule, ScheduleChoice::File(_)) {
+        // Evaluation does not depend on the schedule. Its file may be gone, or it may be for one
+        // number of stages only.
+        let is_fixed = match &config.pipeline.schedule {
+            ScheduleChoice::Named(schedule) => matches!(schedule, Schedule::Custom(_)),
+            ScheduleChoice::File(_) | ScheduleChoice::Auto => true,
+        };
+        if is_fixed {
             config.pipeline.schedule = ScheduleChoice::Named(Schedule::OneFOneB);
             config.set_stages(config.pipeline.stages, arguments.device.is_some());
         }

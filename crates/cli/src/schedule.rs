@@ -1,10 +1,11 @@
-//! `gpipe schedule`: prints a schedule in the format that `--schedule file:PATH` reads.
+//! `gpipe schedule`: prints a schedule in the format that `--schedule file:PATH` reads, or writes
+//! it as PyTorch's CSV.
 
 use gpipe::{Nanos, Schedule};
 use gpipe_core::{
     draw::grid,
     lower::{Topology, lower},
-    schedule::{ActionLists, DoesNotFit, custom::print},
+    schedule::{ActionLists, DoesNotFit, csv, custom::print},
     simulate::{Costs, Timeline, simulate_with_room},
     validate::{HeldMicroBatches, validate},
 };
@@ -37,7 +38,20 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
         100.0 * timeline.bubble(),
         timeline.makespan.0
     );
+    say!(
+        "# bubble between each device's first and last action, as the zero-bubble papers count it: \
+        {:.1}%",
+        100.0 * timeline.bubble_within_devices()
+    );
+    if let Schedule::Custom(own) = schedule
+        && !own.omitted().is_empty()
+    {
+        say!("# {}", own.omitted());
+    }
     say!("# inputs held at most, by stage: {}", list(&held.inputs));
+    if stages > devices {
+        say!("# inputs held at most, by device, each for one stage: {}", list(&held.on_devices));
+    }
     say!("# activations held at most, by stage: {}", list(&held.activations));
     if arguments.draw {
         for line in grid(timeline, Nanos(1)).lines() {
@@ -47,6 +61,16 @@ pub(crate) fn run(arguments: &ScheduleArguments) -> Result<(), CliError> {
     say!("{}", print(lists).trim_end());
     if let Some(path) = &arguments.svg {
         write_aside(path, &drawing(&all))?;
+    }
+    if let Some(path) = &arguments.csv {
+        let text = csv::print(lists).map_err(|again| {
+            CliError::Usage(format!(
+                "--csv {}: PyTorch's files have no word for {again}, a re-materialization: leave \
+                --remat out",
+                path.display()
+            ))
+        })?;
+        write_aside(path, &text)?;
     }
     Ok(())
 }

@@ -16,7 +16,7 @@ fn transparency_of_every_schedule_in_one_process_and_in_two() {
     let printed = folder.succeeds(&["schedule", "zb-h1", "--stages", "2", "--micro-batches", "3"]);
     fs::write(folder.path("mine.txt"), &printed).unwrap();
     folder.succeeds(&train("plain", &["--schedule", "gpipe", "--remat", "never"]));
-    let schedules = ["zb-h1", "interleaved:2", "file:mine.txt"];
+    let schedules = ["zb-h1", "interleaved:2", "file:mine.txt", "zb-v", "v-half", "v-min"];
     for (number, schedule) in schedules.into_iter().enumerate() {
         // The one model has four layers: two stages on each of two devices.
         let out = format!("own-{number}");
@@ -81,7 +81,8 @@ fn golden_the_pictures_in_the_documentation_are_what_is_drawn() {
 #[test]
 fn oracle_what_is_printed_is_read_again() {
     let folder = Folder::new();
-    for name in ["gpipe", "1f1b", "interleaved:2", "interleaved:3", "zb-h1"] {
+    for name in gpipe::Schedule::NAMED.map(|schedule| schedule.to_string()) {
+        let name = name.as_str();
         let of = ["--stages", "3", "--micro-batches", "5", "--draw"];
         let printed = folder.succeeds(&[&["schedule", name], &of[..]].concat());
         fs::write(folder.path("own.txt"), &printed).unwrap();
@@ -89,6 +90,11 @@ fn oracle_what_is_printed_is_read_again() {
         // But for its name, with which it begins.
         assert_eq!(printed.split_once(": ").unwrap().1, again.split_once("txt: ").unwrap().1);
         assert!(fs::read_to_string(folder.path("own.svg")).unwrap().contains("<svg"));
+        // Through PyTorch's format, too.
+        let of = ["--stages", "3", "--micro-batches", "5", "--csv", "own.csv"];
+        folder.succeeds(&[&["schedule", name], &of[..]].concat());
+        let again = folder.succeeds(&["schedule", "file:own.csv", "--draw"]);
+        assert_eq!(printed.split_once(": ").unwrap().1, again.split_once("csv: ").unwrap().1);
     }
     let text = folder.succeeds(&["schedule", "zb-h1", "--stages", "4", "--micro-batches", "8"]);
     assert!(
@@ -115,10 +121,9 @@ fn oracle_other_schedules_are_planned_and_run() {
     let only = [&plan[..], &choose, &["--schedule", "interleaved:2"]].concat();
     let text = folder.succeeds(&only);
     assert!(text.contains("interleaved:2 on 2 devices") && text.contains("(device 0)"), "{text}");
-    // A profile under a schedule knows what its halves take.
+    // Every profile knows what the halves of backwards take.
     let profile = ["profile", "tiny.toml", "--text", "text.txt", "--steps", "1"];
-    let set = ["--set", "pipeline.schedule=zb-h1", "--out", "own.json"];
-    folder.succeeds(&[&profile[..], &set].concat());
+    folder.succeeds(&[&profile[..], &["--out", "own.json"]].concat());
     let measured = ["plan", "tiny.toml", "--text", "text.txt", "--profile", "own.json"];
     for schedule in ["zb-h1", "interleaved:2"] {
         let out = ["--schedule", schedule, "--out", "q.json"];
@@ -130,9 +135,82 @@ fn oracle_other_schedules_are_planned_and_run() {
     }
     let file = ["--schedule", "1f1b,file:mine.txt"];
     folder.refuses(&[&measured[..], &file].concat(), &["a plan chooses among named schedules"]);
-    folder.succeeds(&[&profile[..], &["--out", "plain.json"]].concat());
-    let without = ["plan", "tiny.toml", "--text", "text.txt", "--profile", "plain.json"];
-    folder.refuses(&[&without[..], &["--schedule", "zb-h1"]].concat(), &["halves of a backward"]);
+}
+
+/// An order that is made for measured costs: in a plan, in a training, and when that goes on.
+#[test]
+fn transparency_of_an_order_made_for_the_costs() {
+    let folder = Folder::new();
+    folder.succeeds(&train("plain", &["--schedule", "gpipe"]));
+    let text = folder.succeeds(&train("made", &["--schedule", "auto"]));
+    assert!(text.contains("stages, M = 3, ") && text.contains("of any order of"), "{text}");
+    assert_eq!(folder.weights("made"), folder.weights("plain"));
+    folder.succeeds(&["eval", "made", "--stages", "1"]);
+    for run in ["plain", "made"] {
+        let text = folder.succeeds(&["train", "--resume", run, "--steps", "16"]);
+        let changed = text.lines().filter(|line| line.contains(" -> "));
+        assert!(changed.clone().all(|line| line.contains("train.steps")), "{text}");
+    }
+    assert_eq!(folder.weights("made"), folder.weights("plain"));
+
+    let plan = ["plan", "tiny.toml", "--text", "text.txt", "--analytic", "--devices", "2"];
+    let choose = ["--schedule", "auto", "--micro-batches", "3", "--out", "p.json"];
+    let text = folder.succeeds(&[&plan[..], &choose, &["--set", "model.blocks=1"]].concat());
+    assert!(text.contains("M 3, ") && text.contains("of any order of these stages"), "{text}");
+    folder.refuses(&["schedule", "auto", "--stages", "2"], &["gpipe train and gpipe plan make"]);
+}
+
+/// Both dialects of PyTorch's files, and the two examples.
+#[test]
+fn oracle_pytorchs_files_are_read() {
+    let folder = Folder::new();
+    let only = "0F0,0F1,,3F0,(0F2;3B0)OVERLAP_F_B,3F1,0B0,3B1,0B1,3F2,3B2,0I2,0W2\n\
+                ,1F0,2F0,1F1,2F1,2B0,1B0,2B1,1B1,1F2,2F2,2B2,1B2\n";
+    fs::write(folder.path("only.csv"), only).unwrap();
+    let text = folder.succeeds(&["schedule", "file:only.csv"]);
+    assert!(
+        text.contains("# the forward and the backward of 1 OVERLAP_F_B run one after"),
+        "{text}"
+    );
+    assert!(text.contains("\n0F0 0F1 3F0 0F2 3B0 3F1 0B0"), "{text}");
+    let messages = only
+        .replace(",3F0", ",3RECV_F0,3F0,3UNSHARD")
+        .replace("1F0,", "1RECV_F0,1F0,")
+        .replace("0W2", "0W2,0REDUCE_GRAD");
+    fs::write(folder.path("comms.csv"), messages).unwrap();
+    let text = folder.succeeds(&["schedule", "file:comms.csv"]);
+    let said = "# 2 sends and receives of the file are left out: gpipe adds its own; 2 UNSHARD, \
+                RESHARD and REDUCE_GRAD of the file are left out";
+    assert!(text.contains(said), "{text}");
+    folder.succeeds(&train("plain", &["--schedule", "gpipe"]));
+    let text = folder.succeeds(&train("csv", &["--schedule", "file:comms.csv"]));
+    assert!(text.contains("schedule file:comms.csv: 2 sends and receives"), "{text}");
+    assert_eq!(folder.weights("csv"), folder.weights("plain"));
+
+    let refused = |text: &str, part: &str| {
+        fs::write(folder.path("bad.csv"), text).unwrap();
+        folder.refuses(&["schedule", "file:bad.csv"], &["file:bad.csv, line ", part]);
+    };
+    refused(
+        "0F0,0F1,0B1,0B0\n",
+        "column 9: the first backward of this stage is not micro-batch 0's",
+    );
+    refused("0F0,0F1,0B1,0B0\n", "use breadth-first:V");
+    refused("0F0, 0X0\n", "column 6: '0X0' is not an action");
+    refused("0F0,[0F1;0B0]OVERLAP_F_B\n", "column 5: '[0F1;0B0]OVERLAP_F_B' is not an OVERLAP_F_B");
+    refused("0F0,(0F1;)OVERLAP_F_B\n", "column 10: '' is not an action");
+    refused(",,\n", "there are no actions");
+    let again = ["schedule", "1f1b", "--stages", "2", "--micro-batches", "2", "--remat", "always"];
+    let csv = [&again[..], &["--csv", "x.csv"]].concat();
+    folder.refuses(&csv, &["--csv x.csv", "0R0", "leave --remat out"]);
+    assert!(!folder.path("x.csv").exists());
+
+    let configs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../configs/schedules");
+    let example = |name: &str| format!("file:{}", configs.join(name).display());
+    let text = folder.succeeds(&["schedule", &example("zb-h2.txt")]);
+    assert!(text.contains("step 27 ") && text.contains("papers count it: 0.0%"), "{text}");
+    let text = folder.succeeds(&["schedule", &example("dualpipe-v.csv")]);
+    assert!(text.contains("4 devices, 8 stages, 8 micro-batches"), "{text}");
 }
 
 #[test]
@@ -141,7 +219,7 @@ fn fault_what_is_no_schedule_is_refused_by_line_and_column() {
     let with = |schedule: &str, parts: &[&str]| {
         folder.refuses(&train("run", &["--schedule", schedule]), parts);
     };
-    with("2f2b", &["--schedule", "'2f2b'", "use gpipe, 1f1b, interleaved:V"]);
+    with("2f2b", &["--schedule", "'2f2b'", "use gpipe, 1f1b, zb-h1, zb-v"]);
     with("interleaved:1", &["from 2 to 64"]);
     with("interleaved:9", &["18 stages", "layers"]);
     with("file:none.txt", &["none.txt"]);

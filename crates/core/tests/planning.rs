@@ -76,6 +76,7 @@ impl Case {
             stages: self.stages.clone(),
             micro_batches: self.micro_batches.clone(),
             schedules: Schedule::SEARCHED_EXACTLY.to_vec(),
+            makes_orders: false,
             balance: None,
             remat: None,
             budget,
@@ -305,6 +306,7 @@ fn request<'a>(model: &'a ModelCosts, devices: &'a [PlanDevice]) -> Request<'a> 
         stages: vec![devices.len()],
         micro_batches: vec![2, 8],
         schedules: Schedule::SEARCHED_EXACTLY.to_vec(),
+        makes_orders: false,
         balance: None,
         remat: None,
         budget: Request::BUDGET,
@@ -510,8 +512,7 @@ fn property_plans_are_written_as_on_the_command_line() {
         serde_json::from_str::<Plan>(&json.replace(from, to)).unwrap_err().to_string()
     };
     assert!(
-        error("1f1b", "2f2b")
-            .contains("there is no schedule '2f2b': use gpipe, 1f1b, interleaved:V")
+        error("1f1b", "2f2b").contains("there is no schedule '2f2b': use gpipe, 1f1b, zb-h1, zb-v")
     );
     assert!(error("keep:2", "keep:0").contains("keep:N (N from 1"));
     assert!(error("micro_batches", "micro").contains("micro"));

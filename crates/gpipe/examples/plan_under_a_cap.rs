@@ -37,6 +37,7 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
         stages: vec![1, 2, 3, 4],
         micro_batches,
         schedules: vec![Schedule::GPipe, Schedule::OneFOneB],
+        makes_orders: false,
         balance: None,
         remat: None,
         budget: Request::BUDGET,

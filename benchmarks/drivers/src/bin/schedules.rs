@@ -208,6 +208,7 @@ fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failu
                 stages: vec![devices],
                 micro_batches: vec![micro_batches],
                 schedules: vec![schedule.clone()],
+                makes_orders: false,
                 balance: None,
                 remat: Some(Remat::Never.into()),
                 budget: Request::BUDGET,

@@ -165,8 +165,9 @@ pub(crate) struct PipelineArguments {
     /// (pipeline.shard_optimizer)
     #[arg(long)]
     pub shard_optimizer: bool,
-    /// Schedule: gpipe, 1f1b, interleaved:V (V stages on each of K devices), zb-h1, or file:PATH
-    /// (pipeline.schedule)
+    /// Schedule: gpipe, 1f1b, zb-h1, zb-v, v-half, v-min, interleaved:V, interleaved-zb:V,
+    /// breadth-first:V (V stages on each of K devices), file:PATH, or auto, an order made for
+    /// measured costs (pipeline.schedule)
     #[arg(long)]
     pub schedule: Option<ScheduleChoice>,
     /// What to recompute: always, never, unless-adjacent, selective, keep:N, segments:N, or offload
@@ -272,7 +273,8 @@ pub(crate) struct VerifyArguments {
     #[arg(long, value_name = "K,..", value_delimiter = ',', default_value = "1,2,3,4")]
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub stages: Vec<usize>,
-    /// Schedules to compare, separated by commas; interleaved:V creates V times as many stages
+    /// Schedules to compare, separated by commas; interleaved:V creates V times as many stages, and
+    /// zb-v twice as many
     #[arg(long, value_delimiter = ',', default_value = "gpipe,1f1b")]
     pub schedule: Vec<ScheduleChoice>,
     /// Re-materialization policies to compare, separated by commas, each for all stages [default:
@@ -353,7 +355,8 @@ pub(crate) struct ProfileArguments {
 /// Arguments of `gpipe schedule`.
 #[derive(Debug, Args)]
 pub(crate) struct ScheduleArguments {
-    /// Schedule: gpipe, 1f1b, interleaved:V, zb-h1, or file:PATH, which is validated
+    /// Schedule: gpipe, 1f1b, zb-h1, zb-v, v-half, v-min, interleaved:V, interleaved-zb:V,
+    /// breadth-first:V, or file:PATH, which is validated
     pub name: ScheduleChoice,
     /// Number of stages K, or of devices if the schedule puts several stages on each [default: that
     /// of the file]
@@ -371,6 +374,9 @@ pub(crate) struct ScheduleArguments {
     /// Draw the timeline as SVG
     #[arg(long, value_name = "FILE.svg")]
     pub svg: Option<PathBuf>,
+    /// Write the schedule as torch.distributed.pipelining reads it, one row per device
+    #[arg(long, value_name = "FILE.csv")]
+    pub csv: Option<PathBuf>,
     /// With --svg: also draw the schedule NAME with the same K and M, below, on the same time axis
     #[arg(long, value_name = "NAME", requires = "svg")]
     pub beside: Vec<ScheduleChoice>,
@@ -402,8 +408,8 @@ pub(crate) struct PlanArguments {
     pub micro_batches: Vec<usize>,
     /// Schedules to choose from [default: gpipe,1f1b]
     ///
-    /// interleaved:V (V stages on each of K devices) and zb-h1 are possible too, but the search is
-    /// not exact for them.
+    /// All named schedules are possible, but the search is exact only for these two. `auto` makes
+    /// an order for the costs, and says how far it can be from the best one.
     #[arg(long, value_delimiter = ',')]
     pub schedule: Vec<ScheduleChoice>,
     /// Fix the re-materialization: one policy for all stages, or one per stage

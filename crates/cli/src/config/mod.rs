@@ -26,7 +26,7 @@ pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{
     Data, ImageFolderConfig, ImagesConfig, JsonlConfig, ParallelConfig, TextConfig,
 };
-use gpipe::{Balance, Kernels, RematPolicies};
+use gpipe::{Balance, Kernels, RematPolicies, Schedule};
 use gpipe_files::ReadError;
 use gpipe_models::huggingface::Network;
 use keys::{check_keys, defaults, flatten, set};
@@ -37,7 +37,10 @@ pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 use taken::{take_adapters, take_data, take_folder};
 use unreadable::refused;
 
-use crate::args::{ConfigArguments, PipelineArguments, TrainArguments};
+use crate::{
+    args::{ConfigArguments, PipelineArguments, TrainArguments},
+    values::ScheduleChoice,
+};
 
 /// The defaults of all keys, for the kinds that `text` chooses.
 #[cfg(test)]
@@ -266,6 +269,16 @@ impl Config {
         let mut config = Self::read(&arguments.config)?;
         config.apply_pipeline(arguments)?;
         Ok(config)
+    }
+
+    /// The configuration for measurements and estimates: 1F1B stands for an order that is still to
+    /// be made.
+    pub(crate) fn before_order(&self) -> Self {
+        let mut config = self.clone();
+        if config.pipeline.schedule == ScheduleChoice::Auto {
+            config.pipeline.schedule = ScheduleChoice::Named(Schedule::OneFOneB);
+        }
+        config
     }
 
     /// Changes the number of stages, and resets settings that only fit another number.

@@ -71,8 +71,10 @@ pub(crate) struct PipelineConfig {
     /// state of a part of every stage's parameters, and sends the updated parameters to the other
     /// replicas. Results and checkpoints are the same. With one replica it has no effect.
     pub shard_optimizer: bool,
-    /// Pipeline schedule: `gpipe`, `1f1b`, `interleaved:V` (V stages on each device), `zb-h1`, or
-    /// `file:PATH`.
+    /// Pipeline schedule: `gpipe`, `1f1b`, `zb-h1`, two stages on each device under `zb-v`,
+    /// `v-half` and `v-min`, V stages on each under `interleaved:V`, `interleaved-zb:V` and
+    /// `breadth-first:V`, or `file:PATH`. `auto` measures the layers and makes an order for them,
+    /// for the configured K, M and re-materialization.
     #[serde(with = "as_text")]
     pub schedule: ScheduleChoice,
     /// How layers are assigned to stages: by estimated `cost`, `uniform` (the same number of layers
@@ -95,7 +97,7 @@ pub(crate) struct PipelineConfig {
     /// which may itself be in memory.
     pub offload_folder: PathBuf,
     /// Devices: one for all stages, or a list, such as `cuda:0,cuda:0,cpu`. Each has one stage, or
-    /// V stages under `interleaved:V`.
+    /// as many as the schedule puts on each.
     #[serde(with = "as_text")]
     pub devices: Devices,
     /// Dtype of the arithmetic: `float32`, `float64`, or `bfloat16` or `float16` with float32

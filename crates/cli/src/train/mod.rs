@@ -24,7 +24,7 @@ mod validation;
 
 use std::{collections::BTreeSet, path::Path, time::Instant};
 
-use gpipe::{Pipeline, Sequence};
+use gpipe::{Pipeline, Schedule, Sequence};
 use gpipe_checkpoint::{Checkpoint, manifest::TrainPosition};
 
 use self::{
@@ -326,4 +326,9 @@ fn describe(config: &Config, model: &gpipe::Sequence) {
         pipeline.remat,
         pipeline.dtype
     );
+    if let Ok(Schedule::Custom(own)) = pipeline.schedule.schedule()
+        && !own.omitted().is_empty()
+    {
+        say!("schedule {}: {}", pipeline.schedule, own.omitted());
+    }
 }

@@ -19,6 +19,7 @@ use crate::{
     processes::Processes,
     run_folder::{CHECKPOINTS, WEIGHTS},
     task,
+    values::ScheduleChoice,
 };
 
 /// Everything that is decided before the data are read.
@@ -200,9 +201,16 @@ impl Start {
 fn configuration(arguments: &TrainArguments) -> Result<Config, CliError> {
     let mut config = Config::read(&arguments.pipeline.config)?;
     config.apply_training(arguments)?;
-    // Read a schedule's file before any work.
-    config.pipeline.schedule.schedule()?;
+    check_schedule(&config)?;
     Ok(config)
+}
+
+/// Reads a schedule's file before any work.
+fn check_schedule(config: &Config) -> Result<(), CliError> {
+    match &config.pipeline.schedule {
+        ScheduleChoice::Auto => Ok(()), // made later
+        choice => choice.schedule().map(drop),
+    }
 }
 
 /// The configuration in a checkpoint, with the flags applied.
@@ -222,8 +230,7 @@ fn saved_configuration(
         config.set_stages(stages, own.config.device.is_some());
     }
     config.apply_training(arguments)?;
-    // Read a schedule's file before any work.
-    config.pipeline.schedule.schedule()?;
+    check_schedule(&config)?;
     Ok(config)
 }
 

@@ -41,6 +41,8 @@ pub(crate) fn number(text: &str) -> Result<f64, &'static str> {
 pub(crate) enum ScheduleChoice {
     Named(Schedule),
     File(PathBuf),
+    /// An order is made for measured costs: by `gpipe plan`, or before a training.
+    Auto,
 }
 
 impl ScheduleChoice {
@@ -49,9 +51,18 @@ impl ScheduleChoice {
         let path = match self {
             Self::Named(schedule) => return Ok(schedule.clone()),
             Self::File(path) => path,
+            Self::Auto => {
+                return Err(CliError::Usage(
+                    "schedule auto is an order that gpipe train and gpipe plan make for measured \
+                    costs: name a schedule here"
+                        .into(),
+                ));
+            }
         };
         let text = read_bounded(path, BYTES_MAX as u64)?;
-        let listed = CustomSchedule::parse(&path.display().to_string(), &text);
+        let is_csv = path.extension().is_some_and(|own| own.eq_ignore_ascii_case("csv"));
+        let parse = if is_csv { CustomSchedule::parse_csv } else { CustomSchedule::parse };
+        let listed = parse(&path.display().to_string(), &text);
         let listed = listed.map_err(|error| CliError::Usage(error.to_string()))?;
         Ok(Schedule::Custom(Arc::new(listed)))
     }
@@ -69,6 +80,16 @@ impl fmt::Display for ScheduleChoice {
         match self {
             Self::Named(schedule) => schedule.fmt(f),
             Self::File(path) => write!(f, "file:{}", path.display()),
+            Self::Auto => f.write_str("auto"),
+        }
+    }
+}
+
+impl AsPlainText for ScheduleChoice {
+    fn plain(&self) -> String {
+        match self {
+            Self::Named(schedule) => schedule.in_full(),
+            _ => self.to_string(),
         }
     }
 }
@@ -79,6 +100,7 @@ impl FromStr for ScheduleChoice {
     fn from_str(text: &str) -> Result<Self, Self::Err> {
         match text.strip_prefix("file:") {
             Some(path) => Ok(Self::File(path.into())),
+            None if text == "auto" => Ok(Self::Auto),
             None => text.parse().map(Self::Named),
         }
     }
@@ -406,7 +428,6 @@ macro_rules! plain_is_display {
 }
 
 plain_is_display!(
-    ScheduleChoice,
     Balance,
     RematPolicies,
     Caps,

@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use super::{Faster, Found, Plan, rejected::Percent};
-use crate::{report::stage_times, topology::ranges, units::Bytes};
+use crate::{report::stage_times, schedule::Schedule, topology::ranges, units::Bytes};
 
 /// Describes a plan: a table of its stages, what it takes, what limits it, and what lost against
 /// it.
@@ -18,7 +18,9 @@ pub fn explain(found: &Found) -> String {
     text.push_str(&table(&rows(found)));
     let step = prediction.step();
     let peak = prediction.device_peaks().into_iter().max().unwrap_or_default();
-    let exact = if found.exact {
+    let exact = if let Some(made) = found.made_text() {
+        made
+    } else if found.exact {
         "optimal among the requested plans and the policies tried".to_owned()
     } else {
         let over = Percent::more(step.0, found.bound.0);
@@ -57,6 +59,29 @@ pub fn explain(found: &Found) -> String {
 }
 
 impl Found {
+    /// How good a made order is, if there is one.
+    pub fn made_text(&self) -> Option<String> {
+        let made = self.made.as_ref()?;
+        let (named, least) = &made.named;
+        if !matches!(&self.plan.schedule, Schedule::Custom(own) if own.is_made()) {
+            return Some(format!(
+                "{} is within {} of any order of these stages ({})",
+                self.plan.schedule,
+                Percent::more(self.prediction.step().0, made.bound.0),
+                made.bound
+            ));
+        }
+        Some(format!(
+            "the order is made for these costs: within {} of any order of these stages ({}); the \
+            best named schedule, {} with K {} and M {}, takes {least}",
+            Percent::more(self.prediction.step().0, made.bound.0),
+            made.bound,
+            named.schedule,
+            named.balance.len(),
+            named.micro_batches
+        ))
+    }
+
     /// Which plan is faster and why it was not chosen, if there is one.
     pub fn within(&self) -> Option<String> {
         let Faster { plan, step, interval: [low, high] } = self.faster.as_ref()?;

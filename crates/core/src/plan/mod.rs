@@ -8,10 +8,12 @@
 //!   them out, and `neighbours` are one move away
 //! - `rejected`: what lost against the plan; `heuristic`: plans under schedules that the exact
 //!   search does not cover
+//! - `auto`: orders that are made for a plan's costs
 //! - `shortage`: the smallest caps that work, if the given ones do not
 //! - `advice`, `explain`: one better move; a plan in words
 
 mod advice;
+mod auto;
 mod bound;
 mod explain;
 mod explore;
@@ -33,12 +35,14 @@ pub use explain::explain;
 pub use limit::Limit;
 pub use rejected::Rejected;
 pub use request::{Request, Usual};
-pub use search::{Faster, Found, search};
+pub use search::{Faster, Found, MadeOrder, search};
 pub use shortage::Shortage;
 
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+
+use self::text::schedule as schedule_text;
 
 use crate::{
     cost::{BadCosts, ModelCosts},
@@ -84,7 +88,7 @@ pub struct Plan {
     /// The number of micro-batches, M.
     pub micro_batches: usize,
     /// The order of forwards and backwards.
-    #[serde(with = "text")]
+    #[serde(with = "schedule_text")]
     pub schedule: Schedule,
     /// What is discarded and recomputed.
     #[serde(with = "text")]

@@ -23,6 +23,8 @@ pub struct Request<'a> {
     pub micro_batches: Vec<usize>,
     /// Each schedule to try.
     pub schedules: Vec<Schedule>,
+    /// Whether orders are made, too, for the costs of the best plans.
+    pub makes_orders: bool,
     /// The only allowed cut, if it is fixed.
     pub balance: Option<Vec<usize>>,
     /// The only allowed policies, if they are fixed.

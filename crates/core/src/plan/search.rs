@@ -9,12 +9,13 @@
 //!    left that were not ruled out, single moves improve the best plan. The least bound of the
 //!    plans that are left says how much better a plan might be.
 //! 4. Schedules other than GPipe and 1F1B are searched by `heuristic`, which is not exact.
+//! 5. If the request asks for it, `auto` makes orders for the best plans.
 
 use std::collections::BTreeSet;
 
 use super::{
-    Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, bound, explore, heuristic,
-    limit, neighbours, predict,
+    Advice, Limit, Plan, PlanDevice, PlanError, Prediction, advice, auto, bound, explore,
+    heuristic, limit, neighbours, predict,
     rejected::Rejected,
     request::{Key, Request, keys},
     shortage,
@@ -30,6 +31,9 @@ const TOLD_MAX: usize = 32;
 const SHARE: u64 = 2;
 /// Each alternative that was not searched may use one part in this many of the budget.
 const OTHERS_SHARE: u64 = 64;
+
+/// The share of a step that a made order has to save to replace what is configured.
+const ORDER_GAIN_MIN: f64 = 0.01;
 
 /// The best plan that was found.
 #[derive(Debug, Clone, PartialEq)]
@@ -60,10 +64,22 @@ pub struct Found {
     pub interval: Option<[Nanos; 2]>,
     /// A plan that takes less, but by no more than the uncertainty of the costs.
     pub faster: Option<Faster>,
+    /// If an order was made: how good it is.
+    pub made: Option<MadeOrder>,
     /// What keeps the step from being shorter.
     pub limits: Limit,
     /// One better move, if the search was not exact and there is one.
     pub advice: Vec<Advice>,
+}
+
+/// What a search for a better order found: one that was made for the plan, or none that is better
+/// than the plan's schedule.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MadeOrder {
+    /// No order of the plan's stages takes less, on the same devices with the same M and policies.
+    pub bound: Nanos,
+    /// The best plan with a named schedule, and its step.
+    pub named: (Plan, Nanos),
 }
 
 /// A plan that takes less than the usual one, if the costs are right.
@@ -130,10 +146,55 @@ pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
     }
     search.improve()?;
     bounds.extend(others);
-    search.found(&bounds)
+    let plans = search.plans();
+    let found = search.found(&bounds)?;
+    if request.makes_orders { with_order(request, &plans, found) } else { Ok(found) }
+}
+
+/// Replaces the plan by one with a made order, if that takes less.
+fn with_order(request: &Request<'_>, plans: &[Plan], found: Found) -> Result<Found, PlanError> {
+    let named = (found.plan.clone(), found.prediction.step());
+    // What is configured stays unless the order saves more than costs can be trusted.
+    let least = if request.usual.is_some() { ORDER_GAIN_MIN } else { 0.0 };
+    let is_worth_it = |own: &auto::Ordered| (own.step.0 as f64) < named.1.0 as f64 * (1.0 - least);
+    let own = match auto::best(request, plans)? {
+        Some(own) if is_worth_it(&own) => own,
+        _ => {
+            let bound = auto::bound(request, &found.plan)?.min(named.1);
+            return Ok(Found { made: Some(MadeOrder { bound, named }), ..found });
+        }
+    };
+    let made = Some(MadeOrder { bound: own.bound, named });
+    let devices = &request.devices[..own.plan.devices()];
+    let prediction = predict(request.model, devices, request.samples, &own.plan)?;
+    let limits = limit::limit(request.model, devices, request.samples, &own.plan, &prediction)?;
+    let samples = request.samples.div_ceil(own.plan.micro_batches.max(1));
+    let spread = request.model.spread(samples, &own.plan.schedule);
+    Ok(Found {
+        devices: devices.to_vec(),
+        exact: false,
+        interval: spread.map(|spread| spread.around(own.step)),
+        faster: None,
+        made,
+        limits,
+        advice: Vec::new(),
+        plan: own.plan,
+        prediction,
+        ..found
+    })
 }
 
 impl<'r> Search<'r, '_> {
+    /// The best plan of each combination that was tried, the best first.
+    fn plans(&self) -> Vec<Plan> {
+        let tried = self.tried.iter().filter_map(|(key, own)| own.as_ref().map(|own| (own, *key)));
+        let mut plans: Vec<(u64, Key, &Plan)> =
+            tried.map(|((step, plan), key)| (*step, key, plan)).collect();
+        plans.extend(self.best.iter().map(|best| (best.step, best.key, &best.plan)));
+        plans.sort_by_key(|(step, key, _)| (*step, *key));
+        plans.into_iter().map(|(.., plan)| plan.clone()).collect()
+    }
+
     fn frame(&self, (stages, micro_batches, schedule): Key) -> Frame<'r> {
         let request = self.request;
         Frame {
@@ -305,6 +366,7 @@ impl<'r> Search<'r, '_> {
             others,
             interval: self.interval(key, prediction.step().0),
             faster,
+            made: None,
             limits,
             advice: advice.into_iter().collect(),
             plan,

@@ -11,6 +11,21 @@ pub(super) fn serialize<S: Serializer>(
     serializer.collect_str(value)
 }
 
+/// Schedules in full, so that one that was made is read again.
+pub(super) mod schedule {
+    use serde::Serializer;
+
+    pub(in super::super) use super::deserialize;
+    use crate::schedule::Schedule;
+
+    pub(in super::super) fn serialize<S: Serializer>(
+        schedule: &Schedule,
+        serializer: S,
+    ) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&schedule.in_full())
+    }
+}
+
 pub(super) fn deserialize<'de, T, D>(deserializer: D) -> Result<T, D::Error>
 where
     T: FromStr<Err: Display>,
