@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""1F1B, ZB-H1 and interleaved stages, a step of each in turn, and what profiles predicted of them.
+"""Every schedule, a step of each in turn, and what a profile predicted of them.
                                                                         (make bench-schedules)
 
 Usage: schedules.py [--workload gpt|amoeba] [--rounds 9] [--micro-batches 4,8] [--passes 8]
@@ -8,8 +8,9 @@ Usage: schedules.py [--workload gpt|amoeba] [--rounds 9] [--micro-batches 4,8] [
 
 All pipelines are in one process, with the same weights, and make one step each in turn, so that
 what disturbs the machine disturbs all. Ratios are paired within a round. The profile, of --passes
-times two steps under each schedule in turn, is measured before. More devices than the machine has
-cores are simulated from the costs that were measured on two.
+times two steps under 1F1B and ZB-H1 in turn, is measured before. From it an order is made, too:
+`auto`. More devices than the machine has cores are simulated from the costs that were measured on
+two.
 """
 
 import argparse
@@ -146,13 +147,15 @@ def more_table(lines):
         for name, line in own.items():
             row = [samples, base["layers"], devices, base["micro_batches"], f"`{name}`"]
             if "why" in line:
-                rows.append([*row, "too few layers", "", "", ""])
+                rows.append([*row, "too few layers", "", "", "", ""])
                 continue
             gain = base["simulated_ms"] / line["simulated_ms"]
             cells = [f"{line['simulated_ms']:.0f}", f"{gain:.3f}", f"{100 * line['bubble']:.1f}"]
-            rows.append([*row, *cells, mib(line["peak"])])
+            bound = line.get("bound_ms")
+            above = f"{100 * (line['simulated_ms'] / bound - 1):.1f}" if bound else ""
+            rows.append([*row, *cells, mib(line["peak"]), above])
     header = ["samples of a micro-batch", "layers", "K", "M", "schedule", "step, ms", "gain"]
-    return of_table([*header, "bubble, %", "fullest device, MiB"], rows)
+    return of_table([*header, "bubble, %", "fullest device, MiB", "above the bound, %"], rows)
 
 
 def report(folder):
@@ -192,7 +195,8 @@ def report(folder):
         "",
         *paragraph(
             "Simulated from the costs measured on two devices: four micro-batches for each device,"
-            " the best cut that was found, nothing recomputed."
+            " the best cut that was found, nothing recomputed. `auto` is an order made for these"
+            " costs; the bound is what no order of its stages undercuts."
         ),
         "",
         *more_table(lines),

@@ -4,7 +4,8 @@
 pub mod workload;
 
 use std::{
-    collections::HashMap,
+    collections::{BTreeMap, HashMap},
+    iter::repeat_n,
     net::TcpListener,
     process::{Child, Command},
     str::FromStr,
@@ -16,6 +17,7 @@ use gpipe::{
     Device, DeviceReport, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence, StepReport,
     TensorSpec, processes::Transport,
 };
+use gpipe_core::cost::{LayerCost, ModelCosts};
 use gpipe_distributed::{Cluster, Meeting, Store};
 use gpipe_models::Transformer;
 use serde_json::{Value, json};
@@ -332,4 +334,31 @@ fn json(pipeline: &mut Pipeline, reports: &[StepReport]) -> Result<Value, Failur
         "live_bytes": last.devices.iter().map(|stage| stage.live.0).collect::<Vec<_>>(),
         "parts_ms": reports.iter().map(parts).collect::<Vec<_>>(),
     }))
+}
+
+/// The same model with its inner layers repeated `times` times.
+pub fn longer(costs: &ModelCosts, times: usize) -> ModelCosts {
+    let inner = 1..costs.layers.len() - 1;
+    let repeat = |all: &[LayerCost]| {
+        let (first, rest) = (all[..1].to_vec(), all[inner.end..].to_vec());
+        let middle = repeat_n(&all[inner.clone()], times).flatten().copied();
+        first.into_iter().chain(middle).chain(rest).collect()
+    };
+    let sizes = |sizes: &BTreeMap<usize, Vec<_>>| {
+        sizes.iter().map(|(&samples, all)| (samples, repeat(all))).collect()
+    };
+    let layers = repeat_n(&costs.layers[inner.clone()], times).flatten().cloned();
+    let layers: Vec<_> = costs.layers[..1]
+        .iter()
+        .cloned()
+        .chain(layers)
+        .chain(costs.layers[inner.end..].iter().cloned())
+        .collect();
+    ModelCosts {
+        trained_before: (0..=layers.len()).map(|layer| layer > 0).collect(),
+        layers,
+        sizes: sizes(&costs.sizes),
+        under: costs.under.iter().map(|(name, own)| (name.clone(), sizes(own))).collect(),
+        ..costs.clone()
+    }
 }

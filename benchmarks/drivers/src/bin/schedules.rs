@@ -3,9 +3,10 @@
 //! Prints lines of JSON.
 //!
 //! Every pipeline has the same weights and mini-batch, and must compute the same losses to the bit.
-//! The profile is measured before the first reported step. More than two devices are simulated with
-//! the costs measured on two. For `gpt`, the blocks are repeated three times, to have enough layers
-//! for 16 devices.
+//! The profile is measured before the first reported step, under 1F1B and ZB-H1, as a user's is.
+//! From it an order is made, too (`auto`). More than two devices are simulated with the costs
+//! measured on two. For `gpt`, the blocks are repeated three times, to have enough layers for 16
+//! devices.
 //!
 //! The cost of split backwards is also measured on one device, where no other device can be busy at
 //! the same time. The order is that of the last of two devices under ZB-H1: a micro-batch's weight
@@ -28,7 +29,7 @@ use gpipe_core::{
     schedule::CustomSchedule,
 };
 use gpipe_drivers::{
-    Arguments, Failure,
+    Arguments, Failure, longer,
     workload::{SAMPLES, STAGES, Workload},
 };
 use serde_json::json;
@@ -38,8 +39,9 @@ const PROFILED: usize = 2;
 /// Number of steps that still touch memory for the first time, as in a profile.
 const WARM_UP: usize = 3;
 
-fn schedules() -> [Schedule; 3] {
-    [Schedule::OneFOneB, Schedule::ZbH1, Schedule::Interleaved(2)]
+fn schedules() -> Vec<Schedule> {
+    let all = Schedule::NAMED.into_iter();
+    all.filter(|schedule| *schedule != Schedule::GPipe).collect()
 }
 
 fn print(line: &serde_json::Value) -> std::io::Result<()> {
@@ -55,18 +57,43 @@ fn same(round: usize, losses: &[f64]) -> std::result::Result<(), Failure> {
     }
 }
 
-/// A pipeline under each schedule, past its first steps.
-fn running(workload: &Workload, micro_batches: usize) -> Result<Vec<(Plan, Pipeline)>> {
-    let start = |schedule: Schedule| {
-        let built = workload.builder(micro_batches).schedule(schedule.clone());
-        let mut pipeline = built.remat(Remat::Never).balance(Balance::Cost).build()?;
-        for _ in 0..WARM_UP {
-            pipeline.train_step(&workload.inputs, &workload.targets)?;
-        }
-        let (balance, remat) = (pipeline.balance().to_vec(), Remat::Never.into());
-        Ok((Plan { balance, micro_batches, schedule, remat }, pipeline))
-    };
-    schedules().into_iter().map(start).collect()
+/// A pipeline past its first steps.
+fn started(
+    workload: &Workload,
+    micro_batches: usize,
+    schedule: Schedule,
+    balance: Balance,
+) -> Result<(Plan, Pipeline)> {
+    let built = workload.builder(micro_batches).schedule(schedule.clone());
+    let mut pipeline = built.remat(Remat::Never).balance(balance).build()?;
+    for _ in 0..WARM_UP {
+        pipeline.train_step(&workload.inputs, &workload.targets)?;
+    }
+    let (balance, remat) = (pipeline.balance().to_vec(), Remat::Never.into());
+    Ok((Plan { balance, micro_batches, schedule, remat }, pipeline))
+}
+
+/// A search among all schedules without re-materialization.
+fn request<'a>(
+    costs: &'a ModelCosts,
+    devices: &'a [PlanDevice],
+    samples: usize,
+    micro_batches: usize,
+    schedules: Vec<Schedule>,
+) -> Request<'a> {
+    Request {
+        model: costs,
+        devices,
+        samples,
+        stages: vec![devices.len()],
+        micro_batches: vec![micro_batches],
+        makes_orders: false,
+        schedules,
+        balance: None,
+        remat: Some(Remat::Never.into()),
+        budget: Request::BUDGET,
+        usual: None,
+    }
 }
 
 fn measure(
@@ -75,24 +102,39 @@ fn measure(
     (rounds, passes): (usize, usize),
 ) -> std::result::Result<ModelCosts, Failure> {
     let batches = [(Tensors::new(&workload.inputs), Tensors::new(&workload.targets))];
-    let all = schedules();
     let settings = Profiling {
         micro_batches: &[micro_batches],
-        schedules: &all,
+        schedules: &[Schedule::OneFOneB, Schedule::ZbH1],
         steps: PROFILED,
         passes,
         batches: &batches,
         machine: "this one",
     };
     let build = || -> Result<PipelineBuilder> { Ok(workload.builder(micro_batches)) };
-    let mut running = running(workload, micro_batches)?;
+    let start = |schedule| started(workload, micro_batches, schedule, Balance::Cost);
+    let mut running: Vec<(Plan, Pipeline)> =
+        schedules().into_iter().map(start).collect::<Result<_>>()?;
     let costs = profile(&settings, build, |_| {}, Ok)?.costs;
-    for (plan, _) in &running {
+    let devices = [PlanDevice::default(); STAGES];
+    let made = search(&Request {
+        makes_orders: true,
+        ..request(&costs, &devices, SAMPLES, micro_batches, Schedule::NAMED.to_vec())
+    })?;
+    let balance = Balance::Layers(made.plan.balance.clone());
+    running.push(started(workload, micro_batches, made.plan.schedule, balance)?);
+    let names: Vec<String> = (0..running.len())
+        .map(|at| match at + 1 == running.len() {
+            true => "auto".to_owned(),
+            false => running[at].0.schedule.to_string(),
+        })
+        .collect();
+    for ((plan, _), name) in running.iter().zip(&names) {
         let own = predict(&costs, &[PlanDevice::default(); STAGES], SAMPLES, plan)?;
         let peaks: Vec<u64> = own.device_peaks().into_iter().map(|peak| peak.0).collect();
         print(&json!({
             "micro_batches": micro_batches,
-            "schedule": plan.schedule.to_string(),
+            "schedule": name,
+            "runs": plan.schedule.to_string(),
             "balance": plan.balance,
             "predicted_ms": own.step().as_ms(),
             "predicted_bubble": own.bubble(),
@@ -104,7 +146,7 @@ fn measure(
         for offset in 0..running.len() {
             // The order changes each round.
             let at = (round + offset) % running.len();
-            let (plan, pipeline) = &mut running[at];
+            let (_, pipeline) = &mut running[at];
             let step = pipeline.train_step(&workload.inputs, &workload.targets)?;
             losses.push(step.loss);
             let parts = |part: fn(&gpipe::DeviceReport) -> f64| -> Vec<f64> {
@@ -112,7 +154,7 @@ fn measure(
             };
             print(&json!({
                 "micro_batches": micro_batches,
-                "schedule": plan.schedule.to_string(),
+                "schedule": names[at],
                 "round": round,
                 "step_ms": step.time.as_ms(),
                 "bubble": step.bubble,
@@ -167,61 +209,25 @@ fn alone(
     Ok(())
 }
 
-/// The same model with its inner layers repeated `times` times.
-fn longer(costs: &ModelCosts, times: usize) -> ModelCosts {
-    let inner = 1..costs.layers.len() - 1;
-    let repeat = |all: &[gpipe_core::cost::LayerCost]| {
-        let (first, rest) = (all[..1].to_vec(), all[inner.end..].to_vec());
-        let middle = std::iter::repeat_n(&all[inner.clone()], times).flatten().copied();
-        first.into_iter().chain(middle).chain(rest).collect()
-    };
-    let sizes = |sizes: &std::collections::BTreeMap<usize, Vec<_>>| {
-        sizes.iter().map(|(&samples, all)| (samples, repeat(all))).collect()
-    };
-    let layers = std::iter::repeat_n(&costs.layers[inner.clone()], times).flatten().cloned();
-    let layers: Vec<_> = costs.layers[..1]
-        .iter()
-        .cloned()
-        .chain(layers)
-        .chain(costs.layers[inner.end..].iter().cloned())
-        .collect();
-    ModelCosts {
-        trained_before: (0..=layers.len()).map(|layer| layer > 0).collect(),
-        layers,
-        sizes: sizes(&costs.sizes),
-        under: costs.under.iter().map(|(name, own)| (name.clone(), sizes(own))).collect(),
-        ..costs.clone()
-    }
-}
-
 /// Searches the best cut for several numbers of devices under each schedule, without
-/// re-materialization. There are four micro-batches of `samples` samples per device.
+/// re-materialization, then makes an order. There are four micro-batches of `samples` samples per
+/// device.
 fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failure> {
-    for devices in [2, 4, 8, 16] {
-        let micro_batches = 4 * devices;
-        for schedule in schedules() {
-            let devices_ = vec![PlanDevice::default(); devices];
-            let request = Request {
-                model: costs,
-                devices: &devices_,
-                samples: micro_batches * samples,
-                stages: vec![devices],
-                micro_batches: vec![micro_batches],
-                schedules: vec![schedule.clone()],
-                makes_orders: false,
-                balance: None,
-                remat: Some(Remat::Never.into()),
-                budget: Request::BUDGET,
-                usual: None,
-            };
-            let found = match search(&request) {
+    for count in [2, 4, 8, 16] {
+        let micro_batches = 4 * count;
+        let devices = vec![PlanDevice::default(); count];
+        let all = schedules().into_iter().map(|schedule| (schedule.to_string(), vec![schedule]));
+        for (name, own) in all.chain([("auto".to_owned(), Schedule::NAMED.to_vec())]) {
+            let makes_orders = name == "auto";
+            let samples_ = micro_batches * samples;
+            let request = request(costs, &devices, samples_, micro_batches, own);
+            let found = match search(&Request { makes_orders, ..request }) {
                 Ok(found) => found,
                 Err(error) => {
                     let why = error.to_string();
-                    let schedule = schedule.to_string();
                     print(&json!({
-                        "devices": devices,
-                        "schedule": schedule,
+                        "devices": count,
+                        "schedule": name,
                         "samples": samples,
                         "why": why,
                     }))?;
@@ -230,12 +236,15 @@ fn simulate(costs: &ModelCosts, samples: usize) -> std::result::Result<(), Failu
             };
             let peak = found.prediction.device_peaks().into_iter().max().unwrap_or_default();
             print(&json!({
-                "devices": devices,
+                "devices": count,
                 "samples": samples,
                 "micro_batches": micro_batches,
-                "schedule": schedule.to_string(),
+                "schedule": name,
+                "runs": found.plan.schedule.to_string(),
+                "stages": found.plan.balance.len(),
                 "layers": costs.layers.len(),
                 "simulated_ms": found.prediction.step().as_ms(),
+                "bound_ms": found.made.as_ref().map(|made| made.bound.as_ms()),
                 "bubble": found.prediction.bubble(),
                 "peak": peak.0,
             }))?;
