@@ -34,6 +34,7 @@ mod link;
 pub mod member;
 mod shared;
 mod tags;
+pub mod threads;
 mod watch;
 mod wire;
 

@@ -20,6 +20,7 @@ use tch::Tensor;
 
 use crate::{
     cluster::Cluster, gathers::Gathers, gpus::Connected, joining::JoinError, shared::Shared, tags,
+    threads::SharedSums,
 };
 
 /// How long a member probes for an unreachable process.
@@ -43,6 +44,8 @@ pub struct Member {
     /// pipeline's connections. The connections outlive the pipeline, because another replica may
     /// still read its last sum. All replicas are done with them once the stage is built again.
     built: Mutex<HashMap<StageId, (u64, Option<Group>)>>,
+    /// Where replicas in one process leave their gradients.
+    sums: Option<SharedSums>,
 }
 
 impl Member {
@@ -52,6 +55,33 @@ impl Member {
     /// # Errors
     /// The number of processes is not a multiple of `replicas`.
     pub fn new(cluster: &Arc<Cluster>, replicas: usize) -> Result<Arc<Self>, JoinError> {
+        Self::with(cluster, replicas, None)
+    }
+
+    /// Like [`Member::new`], for replicas that are threads of one process ([`crate::threads`]).
+    /// Gradients are summed in memory.
+    ///
+    /// # Errors
+    /// There are not as many threads in the cluster as replicas.
+    pub fn sharing(
+        cluster: &Arc<Cluster>,
+        replicas: usize,
+        sums: &SharedSums,
+    ) -> Result<Arc<Self>, JoinError> {
+        if cluster.size() != replicas {
+            return Err(JoinError::Setting(format!(
+                "{} threads for {replicas} replicas: start one for each",
+                cluster.size()
+            )));
+        }
+        Self::with(cluster, replicas, Some(sums.clone()))
+    }
+
+    fn with(
+        cluster: &Arc<Cluster>,
+        replicas: usize,
+        sums: Option<SharedSums>,
+    ) -> Result<Arc<Self>, JoinError> {
         let (rank, size) = (cluster.rank(), cluster.size());
         if replicas == 0 || !size.is_multiple_of(replicas) {
             return Err(JoinError::Setting(format!(
@@ -74,6 +104,7 @@ impl Member {
             across: Gathers::new(tags::ACROSS, (0..replicas).map(|r| r * processes + place)),
             gpus: Connected::default(),
             built: Mutex::default(),
+            sums,
         }))
     }
 
@@ -187,6 +218,9 @@ impl Replicas for Member {
             *number += 1;
             *number
         };
+        if let Some(sums) = &self.sums {
+            return Ok(sums.stage(shared, stage, number, (self.replica, self.replicas)));
+        }
         // Stages connect concurrently, and a waiting call blocks its connection to the store.
         let store = self.store.another().map_err(lost)?;
         let store = store.prefixed(&format!("replicas/{stage}/{number}")).map_err(lost)?;

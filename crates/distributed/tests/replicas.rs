@@ -12,7 +12,7 @@ use common::{
     model::{Features, Named, Recipe, Run, batch, bits, flat, model},
 };
 use gpipe::{Pipeline, PipelineBuilder, Schedule, processes::Transport};
-use gpipe_distributed::{Cluster, Member};
+use gpipe_distributed::{Cluster, Member, threads::SharedSums};
 use tch::{Kind, Tensor};
 
 const STEPS: u64 = 4;
@@ -49,6 +49,17 @@ fn train(pipeline: &mut Pipeline, samples: i64, steps: u64) -> Computed {
     numbers.push(pipeline.evaluate(&inputs, &targets).unwrap().loss.to_bits());
     let gradients = pipeline.gradients().unwrap();
     Computed { losses, numbers, gradients, state: flat(pipeline) }
+}
+
+/// Makes the pipeline one of `replicas` replicas whose gradients are summed in memory.
+fn sharing(
+    cluster: &Arc<Cluster>,
+    replicas: usize,
+    sums: &SharedSums,
+    builder: PipelineBuilder,
+) -> PipelineBuilder {
+    let member = Member::sharing(cluster, replicas, sums).unwrap();
+    builder.processes(Arc::clone(&member) as Arc<dyn Transport>).replicas(member)
 }
 
 /// Makes the pipeline one of `replicas` replicas.
@@ -97,6 +108,10 @@ fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
     let mut expected: Option<(Vec<u64>, Named, Named)> = None;
     let ways = [
         (1, 1, Schedule::GPipe, false),
+        // Without a process of their own: threads that add gradients in memory.
+        (0, 1, Schedule::GPipe, false),
+        (0, 2, Schedule::ZbV, false),
+        (0, 3, Schedule::OneFOneB, true),
         (1, 3, Schedule::GPipe, false),
         (2, 2, Schedule::GPipe, false),
         (1, 3, Schedule::ZbH1, false),
@@ -113,9 +128,15 @@ fn compare(features: Features, replicas: usize, samples: i64, rounding: f64) {
             "{features:?}: {replicas} replicas of {stages} stages in {processes} processes, \
             {schedule}, optimizer sharded: {shards}"
         );
+        let sums = SharedSums::new();
+        let in_memory = processes == 0;
+        let processes = processes.max(1);
         let found = in_processes(replicas * processes, DEADLINE, |cluster| {
             let built = builder(features, stages, 2).schedule(schedule.clone());
-            let built = replicated(&cluster, replicas, built);
+            let built = match in_memory {
+                true => sharing(&cluster, replicas, &sums, built),
+                false => replicated(&cluster, replicas, built),
+            };
             let built = if shards { built.shard_optimizer() } else { built };
             train(&mut built.build().unwrap(), samples, STEPS)
         });
@@ -158,6 +179,47 @@ fn transparency_of_replicas() {
     let features = Features { tied: true, skip: true, dropout: 0.2, ..Features::plain() };
     compare(features, 2, 8, 1e-5);
     compare(features, 3, 12, 1e-5);
+    compare(Features::plain(), 4, 8, 1e-5);
+}
+
+/// The thread of one replica fails before its step ends. The others learn why, and do not wait for
+/// their deadline.
+#[test]
+fn fault_a_replica_that_fails_ends_the_others() {
+    let sums = SharedSums::new();
+    let begun = std::time::Instant::now();
+    let errors = in_processes(3, DEADLINE, |cluster| {
+        let built = sharing(&cluster, 3, &sums, builder(Features::plain(), 2, 2));
+        let mut pipeline = built.build().unwrap();
+        let (inputs, targets) = batch(6, 0);
+        if cluster.rank() == 1 {
+            let _ = inputs.narrow(0, 2, 2).fill_(i64::MIN);
+        }
+        pipeline.train_step(inputs, &targets).unwrap_err().to_string()
+    });
+    assert!(begun.elapsed() < DEADLINE, "{errors:?}");
+    for error in [&errors[0], &errors[2]] {
+        assert!(error.contains("rank 1"), "{error}");
+    }
+}
+
+/// The thread of one replica does not train. The others say for whom they waited.
+#[test]
+fn fault_a_replica_that_does_not_come_is_named() {
+    let sums = SharedSums::new();
+    let deadline = Duration::from_secs(2);
+    let errors = in_processes(2, deadline, |cluster| {
+        let built = sharing(&cluster, 2, &sums, builder(Features::plain(), 1, 2));
+        let mut pipeline = built.build().unwrap();
+        if cluster.rank() == 1 {
+            // It lives, and shows life, but makes no step.
+            std::thread::park_timeout(6 * deadline);
+            return String::new();
+        }
+        let (inputs, targets) = batch(4, 0);
+        pipeline.train_step(inputs, &targets).unwrap_err().to_string()
+    });
+    assert!(errors[0].contains("replica 1") || errors[0].contains("rank 1"), "{}", errors[0]);
 }
 
 #[test]

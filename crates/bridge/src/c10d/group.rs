@@ -26,8 +26,8 @@ pub struct Group(Arc<Raw>);
 /// Gloo's group, and which of its ends are in use.
 pub(super) struct Raw {
     group: UniquePtr<bridged::ProcessGroup>,
-    rank: usize,
-    size: usize,
+    pub(super) rank: usize,
+    pub(super) size: usize,
     taken: Mutex<HashSet<End>>,
 }
 

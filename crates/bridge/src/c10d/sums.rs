@@ -19,6 +19,9 @@ const UNDER_WAY_MAX: usize = 4096;
 /// Fallback timeout: c10d normally ends a sum at its group's timeout.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
+/// The tag of the parts of sums. Nothing else is sent in a group that has sums.
+const TAG: usize = 0;
+
 /// Sums and broadcasts over all processes of a group. Every process must begin them in the same
 /// order. A thread executes them one after the other. It compares the tensors' sizes first, because
 /// Gloo would end a process that is sent more than it expects.
@@ -51,8 +54,7 @@ impl Sums {
         Ok(Self { jobs, under_way: VecDeque::new() })
     }
 
-    /// Starts to sum `tensor` over all processes. The order of additions depends only on the number
-    /// of processes and on an element's position.
+    /// Starts to sum `tensor` over all processes, in the order of their ranks.
     ///
     /// # Errors
     /// The tensor is not contiguous or not on the CPU; too many sums are in flight.
@@ -102,10 +104,68 @@ impl Sums {
 
 fn sum(group: &Raw, tensor: Tensor) -> Result<Tensor> {
     compare(group, &tensor)?;
-    if tensor.numel() > 0 {
-        group.all_reduce(&tensor, false)?.wait(LONGEST)?;
+    if tensor.numel() == 0 {
+        return Ok(tensor);
     }
-    Ok(tensor)
+    if group.size <= 2 {
+        // Two numbers have the same sum in either order.
+        group.all_reduce(&tensor, false)?.wait(LONGEST)?;
+        return Ok(tensor);
+    }
+    in_rank_order(group, &tensor).map(|()| tensor)
+}
+
+/// Sums in the order of the ranks. Gloo's own order depends on an element's position. Each process
+/// adds one part of the tensor for all, so as many bytes move as in a ring.
+fn in_rank_order(group: &Raw, tensor: &Tensor) -> Result<()> {
+    let _no_grad = tch::no_grad_guard();
+    let torch = |source: tch::TchError| error(source.to_string());
+    let flat = tensor.f_view([-1]).map_err(torch)?;
+    let (size, rank, count) = (group.size, group.rank, tensor.numel());
+    let part = |of: usize| {
+        let (start, end) = (of * count / size, (of + 1) * count / size);
+        flat.f_narrow(0, start as i64, (end - start) as i64).map_err(torch)
+    };
+    let others = || (0..size).filter(|other| *other != rank);
+    let own = part(rank)?;
+    // [1] every process gets the others' shares of its own part
+    let mut shares: Vec<Tensor> = Vec::with_capacity(size);
+    for from in 0..size {
+        let copy = if from == rank { own.f_detach_copy() } else { own.f_empty_like() };
+        shares.push(copy.map_err(torch)?);
+    }
+    exchange(group, others(), part, |from| Ok(shares[from].shallow_clone()))?;
+    // [2] adds them
+    let (first, rest) = shares.split_at_mut(1);
+    for share in rest {
+        let _ = first[0].f_add_(share).map_err(torch)?;
+    }
+    own.f_detach().and_then(|mut own| own.f_copy_(&first[0])).map_err(torch)?;
+    // [3] and gives the sum to all
+    exchange(group, others(), |_| part(rank), part)
+}
+
+/// Sends a tensor to each of the other processes and receives one from each.
+fn exchange(
+    group: &Raw,
+    others: impl Iterator<Item = usize> + Clone,
+    sends: impl Fn(usize) -> Result<Tensor>,
+    receives: impl Fn(usize) -> Result<Tensor>,
+) -> Result<()> {
+    let mut works = Vec::new();
+    for other in others.clone() {
+        let into = receives(other)?;
+        if into.numel() > 0 {
+            works.push(group.receive(&into, other, TAG)?);
+        }
+    }
+    for other in others {
+        let from = sends(other)?;
+        if from.numel() > 0 {
+            works.push(group.send(&from, other, TAG)?);
+        }
+    }
+    works.iter().try_for_each(|work| work.wait(LONGEST))
 }
 
 fn broadcast(group: &Raw, tensor: Tensor, from: usize) -> Result<Tensor> {

@@ -122,6 +122,41 @@ fn oracle_sums_are_those_of_all_processes() {
     }
 }
 
+/// Values whose sum depends on the order: the order of ranks gives these bits, wherever an element
+/// is in its tensor.
+#[test]
+fn oracle_sums_are_in_the_order_of_ranks() {
+    for size in [2, 3, 4, 5] {
+        for count in [1, 3, 4, 7, 1000, 4099] {
+            let own = |rank: i64| {
+                let values = (0..count).map(|i| {
+                    let mixed = (i * 7919 + rank * 104_729) % 1009;
+                    (mixed as f32 - 500.0) * 1.1_f32.powi((mixed % 60) as i32)
+                });
+                Tensor::from_slice(&values.collect::<Vec<_>>())
+            };
+            let found = ranks(size, |group| -> Result<_> {
+                let mut sums = group.sums()?;
+                sums.begin(own(group.rank() as i64))?;
+                sums.begin(own(group.rank() as i64 + 9))?;
+                Ok((sums.end(TIMEOUT)?.unwrap(), sums.end(TIMEOUT)?.unwrap()))
+            });
+            let expected = |first: i64| {
+                let mut sum = own(first);
+                for rank in 1..size as i64 {
+                    sum += own(first + rank);
+                }
+                sum
+            };
+            for found in found {
+                let (first, second) = found.unwrap();
+                assert_eq!(first, expected(0), "{size} processes, {count} elements");
+                assert_eq!(second, expected(9), "{size} processes, {count} elements");
+            }
+        }
+    }
+}
+
 #[test]
 fn oracle_a_broadcast_is_the_tensor_of_one_process_in_all() {
     let own = |rank: i64, kind: Kind| (numbers(0..6) + rank * 10).to_kind(kind).reshape([2, 3]);
