@@ -79,7 +79,7 @@ fn stages_here(config: &Config, processes: &Processes) -> usize {
 /// Reports if there are more threads than cores.
 fn tell_turns(config: &Config, processes: &Processes) {
     let (each, cores) = (config.pipeline.threads_per_stage, machine::cores());
-    let stages = stages_here(config, processes);
+    let stages = stages_here(config, processes).saturating_mul(processes.replicas_here());
     let all = stages.saturating_mul(each);
     if all > cores {
         say!(
@@ -160,11 +160,15 @@ fn needs(
     });
     let mut capped: Vec<Bytes> = capped.collect();
     capped.sort_unstable_by(|a, b| b.cmp(a));
-    let stages = capped.into_iter().take(here).sum();
+    let stages: Bytes = capped.into_iter().take(here).sum();
+    // Replicas in one process each hold all of it.
+    let replicas = processes.replicas_here() as u64;
+    let stages = Bytes(stages.0.saturating_mul(replicas));
     let batch = task::inputs(config, samples);
     let batch: u64 = batch.iter().map(gpipe::TensorSpec::bytes).sum();
     // One batch is being prepared, one is in the step, and the queue holds the others.
-    let batches = Bytes(batch.saturating_mul(config.train.prefetch as u64 + 2));
+    let each = batch.saturating_mul(config.train.prefetch as u64 + 2);
+    let batches = Bytes(each.saturating_mul(replicas));
     Ok(Some(Needs { stages, batches, samples }))
 }
 

@@ -4,6 +4,7 @@
 //! gone (`gpipe train | head`) or the disk under a log is full. A lost line must not end a run.
 
 use std::{
+    cell::Cell,
     fmt,
     io::{self, ErrorKind, Write},
     sync::{
@@ -26,6 +27,12 @@ pub(crate) use {complain, say};
 
 /// Whether this process prints nothing, because another process does.
 static QUIET: AtomicBool = AtomicBool::new(false);
+
+thread_local! {
+    /// The same of this thread, because another thread prints.
+    static QUIET_HERE: Cell<bool> = const { Cell::new(false) };
+}
+
 /// The error that lost the first line.
 static LOST: OnceLock<io::Error> = OnceLock::new();
 
@@ -35,9 +42,14 @@ pub(crate) fn quiet() {
     QUIET.store(true, Ordering::Relaxed);
 }
 
-/// Whether this process is silenced.
+/// Silences this thread, because another one prints.
+pub(crate) fn quiet_thread() {
+    QUIET_HERE.set(true);
+}
+
+/// Whether this process or thread is silenced.
 pub(crate) fn is_quiet() -> bool {
-    QUIET.load(Ordering::Relaxed)
+    QUIET.load(Ordering::Relaxed) || QUIET_HERE.get()
 }
 
 /// The text. If GPUs are simulated, every line says so.

@@ -23,7 +23,7 @@ use crate::{
     files::{read_bounded, write_aside},
     machine,
     output::{complain, say},
-    processes::{self, Processes},
+    processes::Processes,
     setup,
     task::{self, Batch, Task},
     values::ScheduleChoice,
@@ -47,8 +47,9 @@ pub(crate) fn run(
     arguments: &ProfileArguments,
     here: Option<&Environment>,
 ) -> Result<(), CliError> {
-    let timeout_s = processes::timeout_s(&arguments.config);
-    Processes::among(here, timeout_s, |processes| measure_and_show(arguments, processes))
+    Processes::among_replicas(here, &arguments.config, |processes| {
+        measure_and_show(arguments, processes)
+    })
 }
 
 fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Result<(), CliError> {

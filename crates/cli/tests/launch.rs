@@ -219,7 +219,19 @@ fn transparency_of_replicas_that_are_launched() {
     let verified = folder.succeeds(&[&of("verify")[..], &["--steps", "1"]].concat());
     assert!(verified.contains("one pipeline is verified, not its 2 replicas"), "{verified}");
 
-    folder.refuses(&train("one", &more), &["there is one process", "--processes 2"]);
+    // Without other processes, replicas are threads, with the same bits.
+    folder.succeeds(&train("threads", &more));
+    assert_same_run(&folder, "two", "threads");
+    let three = [MORE, &["--replicas", "3", "--micro-batches", "2", "--stages", "1"]].concat();
+    folder.succeeds(&launched("3", &train("processes", &three)));
+    folder.succeeds(&train("three-threads", &three));
+    assert_same_run(&folder, "processes", "three-threads");
+    let mut run = Process::start(&mut folder.command(&train_for("stopped", "100000", "2", &more)));
+    run.until("saved");
+    run.signal("TERM");
+    assert_eq!(run.end(), Ok(143), "{}", run.printed);
+    assert_eq!(run.printed.matches("saving after this step").count(), 1, "{}", run.printed);
+    assert!(run.printed.contains("is saved; to continue: gpipe train --resume"), "{}", run.printed);
     let output = folder.gpipe(&launched("3", &train("three", &more)));
     let text = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(text.contains("3 processes for 2 replicas"), "{text}");

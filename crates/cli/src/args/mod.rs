@@ -157,8 +157,8 @@ pub(crate) struct PipelineArguments {
     /// Number of micro-batches M per mini-batch (pipeline.micro_batches)
     #[arg(long, value_name = "M", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub micro_batches: Option<usize>,
-    /// Number of copies R of the whole pipeline, each training on its part of every mini-batch;
-    /// the number of processes must be a multiple of R (pipeline.replicas)
+    /// Number of copies R of the whole pipeline, each training on its part of every mini-batch:
+    /// threads of one process, or a multiple of R processes (pipeline.replicas)
     #[arg(long, value_name = "R", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub replicas: Option<usize>,
     /// Divide the optimizer state among the replicas: each stores and updates a part

@@ -65,7 +65,7 @@ pub(crate) struct PipelineConfig {
     /// Number of micro-batches M per mini-batch.
     pub micro_batches: usize,
     /// Number of copies of the whole pipeline, each of which trains on its part of every
-    /// mini-batch. The number of processes must be a multiple of it.
+    /// mini-batch. They are threads of one process, or the number of processes is a multiple of it.
     pub replicas: usize,
     /// Whether the replicas divide the optimizer state. Each replica then stores and updates the
     /// state of a part of every stage's parameters, and sends the updated parameters to the other

@@ -8,13 +8,23 @@
 
 pub(crate) mod launch;
 
-use std::{cell::OnceCell, path::Path, sync::Arc, time::Duration};
+use std::{cell::OnceCell, io, path::Path, sync::Arc, thread::ScopedJoinHandle, time::Duration};
 
-use gpipe::processes::{PeerError, Replicas, Transport};
-use gpipe_distributed::{Cluster, Member, environment::Environment};
+use gpipe::{
+    Device,
+    processes::{PeerError, Replicas, Transport},
+};
+use gpipe_distributed::{
+    Cluster, Meeting, Member,
+    environment::Environment,
+    threads::{self, SharedSums},
+};
 use serde::{Serialize, de::DeserializeOwned};
 
 use crate::{CliError, args::ConfigArguments, config::Config, output};
+
+/// The most replicas in one process.
+const REPLICAS_MAX: usize = 256;
 
 /// Path of the file in which a training that has begun writes its run's folder, for the launcher.
 pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
@@ -22,11 +32,16 @@ pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
 /// The process timeout, in seconds, as far as the command line and its configuration file determine
 /// it. Errors in them are reported later, when the other processes can receive them.
 pub(crate) fn timeout_s(arguments: &ConfigArguments) -> u64 {
+    preliminary(arguments).pipeline.timeout_s
+}
+
+/// The configuration as far as it can be read before processes meet. Its errors are reported later.
+fn preliminary(arguments: &ConfigArguments) -> Config {
     let config = match (&arguments.config, &arguments.from) {
         (Some(_), _) | (_, Some(_)) => Config::read(arguments),
         (None, None) => Config::from_text("", Path::new("--set"), arguments),
     };
-    config.unwrap_or_default().pipeline.timeout_s
+    config.unwrap_or_default()
 }
 
 /// The processes of a command, as seen by one of them. Often there is only one.
@@ -35,6 +50,8 @@ pub(crate) struct Processes {
     cluster: Option<Arc<Cluster>>,
     /// The processes of this process's replica, if there are several replicas.
     member: OnceCell<Arc<Member>>,
+    /// If replicas are threads of this process: where they add their gradients.
+    sums: Option<SharedSums>,
 }
 
 impl Processes {
@@ -45,7 +62,7 @@ impl Processes {
         timeout_s: u64,
         command: impl FnOnce(&Self) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
-        let alone = Self { cluster: None, member: OnceCell::new() };
+        let alone = Self { cluster: None, member: OnceCell::new(), sums: None };
         let Some(environment) = environment else { return command(&alone) };
         if environment.rank > 0 {
             output::quiet();
@@ -62,6 +79,57 @@ impl Processes {
             processes.fail(error);
         }
         done
+    }
+
+    /// Like [`Processes::among`], for commands that train. Without other processes, the replicas
+    /// that the configuration asks for are threads of this process.
+    pub(crate) fn among_replicas(
+        environment: Option<&Environment>,
+        arguments: &ConfigArguments,
+        command: impl Fn(&Self) -> Result<(), CliError> + Sync,
+    ) -> Result<(), CliError> {
+        let config = preliminary(arguments);
+        let (timeout_s, replicas) = (config.pipeline.timeout_s, config.pipeline.replicas);
+        // A GPU is no place for several pipelines at once.
+        let are_cpus = config.pipeline.devices.0.iter().all(|device| *device == Device::Cpu);
+        if environment.is_some() || replicas <= 1 || replicas > REPLICAS_MAX || !are_cpus {
+            return Self::among(environment, timeout_s, command);
+        }
+        let failed = |source| CliError::Io { what: "replicas in this process".into(), source };
+        let meetings = threads::meetings(replicas, Duration::from_secs(timeout_s));
+        let sums = SharedSums::new();
+        let replica = |meeting: Meeting| {
+            if meeting.rank > 0 {
+                output::quiet_thread();
+            }
+            let cluster = Some(Cluster::join(meeting)?);
+            let sums = Some(sums.clone());
+            let processes = Self { cluster, member: OnceCell::new(), sums };
+            let done = command(&processes);
+            if let Err(error) = &done {
+                processes.fail(error);
+            }
+            done
+        };
+        let ended: Vec<Result<(), CliError>> = std::thread::scope(|scope| {
+            let begin = |meeting: Meeting| {
+                let name = format!("gpipe-replica-{}", meeting.rank);
+                let replica = &replica;
+                std::thread::Builder::new().name(name).spawn_scoped(scope, || replica(meeting))
+            };
+            let begun: Vec<_> = meetings.map_err(failed)?.into_iter().map(begin).collect();
+            let end = |begun: io::Result<ScopedJoinHandle<'_, Result<(), CliError>>>| {
+                let ended = begun.map_err(failed)?.join();
+                ended.unwrap_or_else(|_| Err(failed(io::Error::other("its thread panicked"))))
+            };
+            Ok::<_, CliError>(begun.into_iter().map(end).collect())
+        })?;
+        ended.into_iter().collect()
+    }
+
+    /// How many replicas this process has.
+    pub(crate) fn replicas_here(&self) -> usize {
+        if self.sums.is_some() { self.count() } else { 1 }
     }
 
     /// Tells the waiting processes why this one stops, unless they have reached the same error.
@@ -89,7 +157,10 @@ impl Processes {
                 multiple, with gpipe launch --processes {count} or torchrun, or give --replicas 1"
             )));
         };
-        let member = Member::new(cluster, count)?;
+        let member = match &self.sums {
+            Some(sums) => Member::sharing(cluster, count, sums)?,
+            None => Member::new(cluster, count)?,
+        };
         self.member.get_or_init(|| member);
         Ok(())
     }
@@ -228,7 +299,7 @@ pub(crate) mod tests {
             let ranks = meetings.map(|meeting| {
                 scope.spawn(|| {
                     let cluster = Some(Cluster::join(meeting).unwrap());
-                    command(&Processes { cluster, member: OnceCell::new() })
+                    command(&Processes { cluster, member: OnceCell::new(), sums: None })
                 })
             });
             ranks.map(|rank| rank.join().unwrap()).into()

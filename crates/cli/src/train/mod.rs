@@ -46,7 +46,7 @@ use crate::{
     output::say,
     plan::{self, Wanted},
     plan_file::PlanFile,
-    processes::{self, Processes},
+    processes::Processes,
     progress::Progress,
     run_folder::{AVERAGES, PLAN, WEIGHTS, config_of},
     setup,
@@ -71,8 +71,10 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
     if let (None, Some(from)) = (&config.config, &arguments.resume) {
         config.config = config_of(Path::new(from));
     }
-    let timeout_s = processes::timeout_s(&config);
-    Processes::among(here, timeout_s, |processes| train(arguments, processes))
+    if let Some(replicas) = arguments.pipeline.replicas {
+        config.set.push(format!("pipeline.replicas={replicas}"));
+    }
+    Processes::among_replicas(here, &config, |processes| train(arguments, processes))
 }
 
 /// Runs the phases in order. All processes of a run go through them together.

@@ -15,7 +15,10 @@ use signal_hook::{
     low_level::{emulate_default_handler, signal_name},
 };
 
-use crate::{CliError, output::complain};
+use crate::{
+    CliError,
+    output::{complain, is_quiet},
+};
 
 /// A request to stop the run.
 #[derive(Debug, Clone)]
@@ -28,16 +31,20 @@ impl Stop {
         let failed = |source| CliError::Io { what: "signals".into(), source };
         let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
         let asked = Arc::clone(&stop.0);
+        // Of several replicas in one process, one says it.
+        let is_quiet = is_quiet();
         let watch = move || {
             for signal in signals.forever() {
                 if asked.swap(signal, Ordering::SeqCst) != 0 {
                     let _ = emulate_default_handler(signal); // ends the process
                 }
-                complain!(
-                    "gpipe: {}: saving after this step; a second signal ends the run at once, \
-                    without saving",
-                    name(signal)
-                );
+                if !is_quiet {
+                    complain!(
+                        "gpipe: {}: saving after this step; a second signal ends the run at once, \
+                        without saving",
+                        name(signal)
+                    );
+                }
             }
         };
         thread::Builder::new().name("gpipe-signals".into()).spawn(watch).map_err(failed)?;
