@@ -42,6 +42,8 @@ mod output;
 mod plan;
 mod plan_costs;
 mod plan_file;
+mod plan_training;
+mod plan_ways;
 mod plot;
 mod predict;
 mod processes;

@@ -1,22 +1,22 @@
-//! `gpipe plan`, and the plans of `gpipe train --plan`: how to run a model, decided before it runs.
+//! `gpipe plan`: how to run a model, decided before it runs.
 
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-use gpipe::{Balance, Bytes, Nanos, RematPolicies, Schedule, Sequence};
+use gpipe::{Balance, Bytes, Nanos, RematPolicies, Schedule};
 use gpipe_core::plan::{Found, PlanDevice, Request, Usual, advice, explain, search};
 use gpipe_observe::picture::{self, Panel, Scene};
 
 use crate::{
     CliError,
-    args::{ConfigArguments, PlanArguments},
+    args::PlanArguments,
     config::Config,
     files::write_aside,
+    machine,
     output::say,
-    plan_costs::{measured, positive, powers_of_two, source},
-    plan_file::{PlanFile, Source},
-    processes::Processes,
+    plan_costs::{positive, powers_of_two, source},
+    plan_file::{Deployment, PlanFile, Source},
+    plan_ways::{self, Way},
     profile::{self, host_memory},
-    task::Task,
     values::ScheduleChoice,
 };
 
@@ -53,7 +53,24 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         balance,
         remat,
     };
-    let found = find(&mut source, &devices, &config, choices)?;
+    let found = find(&mut source, &devices, &config, choices.clone())?;
+    let deployment = Deployment { replicas: 1, threads: config.pipeline.threads_per_stage };
+    let mut way = Way { deployment, source, devices, config, found, sums: Nanos(0) };
+    let mut others = Vec::new();
+    // A way to use other devices, or other numbers of stages, is not asked for.
+    let is_open = arguments.stages.is_empty() && arguments.profile.is_none();
+    let are_alike = arguments.speed.is_empty() && caps.len() <= 1;
+    let are_here = way.devices.len() <= machine::cores();
+    if !way.source.analytic && is_open && are_alike && are_here {
+        others = other_ways(arguments, &way, &choices)?;
+    }
+    if let Some(best) = (0..others.len()).min_by_key(|&at| others[at].step())
+        && others[best].step() < way.step()
+    {
+        std::mem::swap(&mut way, &mut others[best]);
+    }
+    let text = way.text();
+    let Way { deployment, source, devices, config, found, sums } = way;
     say!("costs: {}", source.text);
     if found.interval.is_none() {
         say!("{}", uncertain(source.analytic));
@@ -67,7 +84,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         }
     }
     say!("{}", host_memory(&source.costs));
-    if config.pipeline.replicas > 1 {
+    if config.pipeline.replicas > 1 && sums == Nanos(0) {
         say!(
             "of one of {} replicas, with {} samples of each mini-batch{}; the time that sums of \
             gradients take is not in the prediction",
@@ -80,10 +97,20 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
             }
         );
     }
+    if !others.is_empty() {
+        say!("ways to use the cores, a step of each:\n  {text} (chosen)");
+        others.sort_by_key(Way::step);
+        others.iter().for_each(|other| say!("  {}", other.text()));
+    }
     let name = arguments.config.name();
     let default = PathBuf::from("out").join(format!("{name}.plan.json"));
     let path = arguments.out.clone().unwrap_or(default);
-    file(&source, &devices, &config, &found).write(&path)?;
+    let mut own = file(&source, &devices, &config, &found);
+    if !others.is_empty() {
+        own.deployment = Some(deployment);
+        own.predicted.step += sums;
+    }
+    own.write(&path)?;
     say!("{}: gpipe train --plan runs it", path.display());
     let drawn = Drawn::new(&found, &name);
     let scene = drawn.scene(&found, &source.text);
@@ -98,6 +125,36 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     Ok(())
 }
 
+/// The best plans of other ways to use the devices' cores than the pipeline `of`.
+fn other_ways(
+    arguments: &PlanArguments,
+    of: &Way,
+    choices: &Choices,
+) -> Result<Vec<Way>, CliError> {
+    let mut all = Vec::new();
+    for (deployment, config, devices) in plan_ways::others(&of.config, &of.devices) {
+        let mut source = of.source.clone();
+        if deployment.threads > 1 {
+            let path = profile::path_of_threads(&arguments.config, deployment.threads);
+            let Some(own) = plan_ways::costs_of_threads(&config, &path)? else { continue };
+            source = own;
+        }
+        // A cut or policies for another number of stages are not for this way.
+        let found = match find(&mut source, &devices, &config, choices.clone()) {
+            Ok(found) => found,
+            Err(error) => {
+                let Deployment { replicas, threads } = deployment;
+                say!("left out: {replicas} replicas, {threads} threads for each stage: {error}");
+                continue;
+            }
+        };
+        let gradients = source.costs.layers.iter().map(|layer| layer.gradients).sum();
+        let sums = plan_ways::time_of_sums(deployment.replicas, gradients)?;
+        all.push(Way { deployment, source, devices, config, found, sums });
+    }
+    Ok(all)
+}
+
 /// Why a predicted step has no interval.
 fn uncertain(analytic: bool) -> &'static str {
     match analytic {
@@ -108,133 +165,8 @@ fn uncertain(analytic: bool) -> &'static str {
     }
 }
 
-/// The plan that was requested for a training.
-pub(crate) enum Wanted {
-    Automatic,
-    /// A plan from the file with this name.
-    Given(String, Box<PlanFile>),
-}
-
-/// Parses `--plan`. A file is read now, before any work.
-pub(crate) fn wanted(argument: Option<&str>) -> Result<Option<Wanted>, CliError> {
-    Ok(match argument {
-        None => None,
-        Some("auto") => Some(Wanted::Automatic),
-        Some(path) => {
-            Some(Wanted::Given(path.to_owned(), Box::new(PlanFile::read(Path::new(path))?)))
-        }
-    })
-}
-
-/// The plan that a training follows, if one was requested: read from a file, or made here. Changes
-/// `config` to follow it.
-pub(crate) fn for_training(
-    wanted: Option<Wanted>,
-    arguments: &ConfigArguments,
-    config: &mut Config,
-    (task, model): (&dyn Task, &Sequence),
-    processes: &Processes,
-) -> Result<Option<PlanFile>, CliError> {
-    let (plan, origin) = match wanted {
-        None if config.pipeline.schedule == ScheduleChoice::Auto => {
-            let pipeline = &config.pipeline;
-            let choices = Choices {
-                micro_batches: vec![pipeline.micro_batches.min(config.samples_of_a_pipeline())],
-                balance: fixed_balance(config, true),
-                remat: Some(pipeline.remat.clone()),
-                takes_the_best: true,
-                ..Choices::default()
-            };
-            let own = config.before_order();
-            let plan = automatic(arguments, &own, (task, model), choices, processes)?;
-            (plan, "--schedule auto".to_owned())
-        }
-        None => return Ok(None),
-        Some(Wanted::Automatic) => {
-            let (own, choices) = (config.before_order(), Choices::default());
-            let plan = automatic(arguments, &own, (task, model), choices, processes)?;
-            (plan, "--plan auto".to_owned())
-        }
-        Some(Wanted::Given(path, plan)) => {
-            if arguments.memory.is_some() {
-                return Err(CliError::Usage(format!(
-                    "--memory: the caps of {path} hold; leave it out, or plan again with it"
-                )));
-            }
-            let own = profile::subject(config, model)?;
-            let own = if plan.analytic { own.of_shapes() } else { own };
-            plan.subject.check(&own, &path).map_err(profile::measure_again)?;
-            (*plan, path)
-        }
-    };
-    plan.apply(config, &origin)?;
-    let predicted = &plan.predicted;
-    say!(
-        "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {}{} per step, bubble \
-        {:.1}%, peak {} ({})",
-        plan.plan.balance.len(),
-        plan.plan.micro_batches,
-        plan.plan.schedule,
-        plan.plan.remat,
-        predicted.step,
-        predicted.quartiles(),
-        100.0 * predicted.bubble,
-        predicted.peaks.iter().max().copied().unwrap_or_default(),
-        plan.source
-    );
-    Ok(Some(plan))
-}
-
-/// Plans for the configured stages and memory, with an existing profile or one that is measured
-/// now.
-fn automatic(
-    arguments: &ConfigArguments,
-    config: &Config,
-    (task, model): (&dyn Task, &Sequence),
-    mut choices: Choices,
-    processes: &Processes,
-) -> Result<PlanFile, CliError> {
-    let path = profile::default_path(arguments);
-    let subject = profile::subject(config, model)?;
-    // Of several processes, rank 0 looks for a profile, and all of them plan with it.
-    let there = processes.decided(|| {
-        let found = match path.exists() {
-            true => match profile::read(&path) {
-                Ok(found) => Some(found).filter(|found| found.subject == subject),
-                Err(error) => {
-                    say!("{error}: it is measured anew");
-                    None
-                }
-            },
-            false => None,
-        };
-        Ok(found)
-    })?;
-    let found = match there {
-        Some(found) => found,
-        None => {
-            let own = profile::measure_for_plan(config, (task, model), processes)?;
-            processes.decided(|| profile::write(&path, &own).map(|()| own))?
-        }
-    };
-    let mut source = measured(found, &path);
-    let pipeline = &config.pipeline;
-    let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
-    choices.schedules = all_schedules(&source);
-    choices.makes_orders = true;
-    if source.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
-        // Batch norms depend on the size of micro-batches, so M must not change.
-        choices.micro_batches = vec![pipeline.micro_batches];
-    }
-    let found = find(&mut source, &devices, config, choices)?;
-    if let Some(text) = found.within().or_else(|| found.made_text()) {
-        say!("{text}");
-    }
-    Ok(file(&source, &devices, config, &found))
-}
-
 /// All named schedules whose costs are known.
-fn all_schedules(source: &Source) -> Vec<Schedule> {
+pub(crate) fn all_schedules(source: &Source) -> Vec<Schedule> {
     let costs = &source.costs;
     let has_halves = |schedule: &Schedule| {
         costs.sizes.keys().any(|&samples| costs.has_halves(samples, schedule))
@@ -292,21 +224,22 @@ impl Drawn {
     }
 }
 
-/// The choices of the planner. Empty lists and `None` leave everything open.
-#[derive(Default)]
-struct Choices {
-    stages: Vec<usize>,
-    micro_batches: Vec<usize>,
-    schedules: Vec<Schedule>,
+/// The choices of the planner, which are the same for all ways to use a machine. Empty lists and
+/// `None` leave everything open.
+#[derive(Default, Clone)]
+pub(crate) struct Choices {
+    pub stages: Vec<usize>,
+    pub micro_batches: Vec<usize>,
+    pub schedules: Vec<Schedule>,
     /// Whether orders are made, too.
-    makes_orders: bool,
+    pub makes_orders: bool,
     /// Whether a better plan is taken even if the configured schedule is within the spread.
-    takes_the_best: bool,
-    balance: Option<Vec<usize>>,
-    remat: Option<RematPolicies>,
+    pub takes_the_best: bool,
+    pub balance: Option<Vec<usize>>,
+    pub remat: Option<RematPolicies>,
 }
 
-fn find(
+pub(crate) fn find(
     source: &mut Source,
     devices: &[PlanDevice],
     config: &Config,
@@ -353,14 +286,23 @@ fn find(
         }),
         ScheduleChoice::File(_) | ScheduleChoice::Auto => None,
     };
+    let mut schedules = or_all(choices.schedules);
+    let mut makes_orders = choices.makes_orders;
+    if devices.len() == 1 {
+        // On one device there is nothing to overlap. One stage has the least to hand over.
+        let (one, several): (Vec<_>, _) =
+            schedules.into_iter().partition(|schedule| schedule.stages(1) == Ok(1));
+        schedules = if one.is_empty() { several } else { one };
+        makes_orders = false;
+    }
     Ok(search(&Request {
         model: &source.costs,
         devices,
         samples,
         stages: or(choices.stages, vec![devices.len()]),
         micro_batches: or(choices.micro_batches, powers),
-        schedules: or_all(choices.schedules),
-        makes_orders: choices.makes_orders,
+        schedules,
+        makes_orders,
         balance: choices.balance,
         remat: choices.remat,
         budget: Request::BUDGET,
@@ -386,13 +328,22 @@ fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
     if schedules.is_empty() { Schedule::SEARCHED_EXACTLY.to_vec() } else { schedules }
 }
 
-fn file(source: &Source, devices: &[PlanDevice], config: &Config, found: &Found) -> PlanFile {
+pub(crate) fn file(
+    source: &Source,
+    devices: &[PlanDevice],
+    config: &Config,
+    found: &Found,
+) -> PlanFile {
     let predicted = (&found.prediction, found.interval);
     PlanFile::new(source, config.samples_of_a_pipeline(), devices, &found.plan, predicted)
 }
 
 /// Devices with memory caps and speeds. There may be one value for all devices, or one per device.
-fn placed(count: usize, caps: &[Bytes], speeds: &[f64]) -> Result<Vec<PlanDevice>, CliError> {
+pub(crate) fn placed(
+    count: usize,
+    caps: &[Bytes],
+    speeds: &[f64],
+) -> Result<Vec<PlanDevice>, CliError> {
     let fits = |given: usize, what: &str| match given {
         0 | 1 => Ok(()),
         _ if given == count => Ok(()),
@@ -415,7 +366,7 @@ fn placed(count: usize, caps: &[Bytes], speeds: &[f64]) -> Result<Vec<PlanDevice
 }
 
 /// The cut, if the command line fixes it.
-fn fixed_balance(config: &Config, given: bool) -> Option<Vec<usize>> {
+pub(crate) fn fixed_balance(config: &Config, given: bool) -> Option<Vec<usize>> {
     match &config.pipeline.balance {
         Balance::Layers(layers) if given => Some(layers.clone()),
         _ => None,

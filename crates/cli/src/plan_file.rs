@@ -22,6 +22,7 @@ const FORMAT: u32 = 1;
 const FILE_BYTES_MAX: u64 = 64 << 20;
 
 /// The source of the costs.
+#[derive(Clone)]
 pub(crate) struct Source {
     pub costs: ModelCosts,
     /// A description of the source.
@@ -45,11 +46,24 @@ pub(crate) struct PlanFile {
     /// Number of samples of a mini-batch, or of one replica's part.
     pub samples: usize,
     pub plan: Plan,
+    /// How the machine's cores are used, if the plan decides that.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub deployment: Option<Deployment>,
     /// Devices by stage.
     pub devices: Vec<Placed>,
     pub predicted: Predicted,
     /// All costs that the prediction used.
     pub costs: ModelCosts,
+}
+
+/// How the cores of a machine are used besides stages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Deployment {
+    /// Copies of the pipeline.
+    pub replicas: usize,
+    /// Threads of each stage.
+    pub threads: usize,
 }
 
 /// A device's speed and memory cap.
@@ -99,6 +113,7 @@ impl PlanFile {
             analytic: source.analytic,
             samples,
             plan: plan.clone(),
+            deployment: None,
             devices: devices.iter().take(used).map(placed).collect(),
             predicted: Predicted {
                 step: prediction.step(),
@@ -140,6 +155,26 @@ impl PlanFile {
         let device = |own: &Placed| PlanDevice { speed: own.speed, memory: own.memory };
         let devices: Vec<PlanDevice> = self.devices.iter().map(device).collect();
         predict(&self.costs, &devices, self.samples, &self.plan)
+    }
+
+    /// Changes the threads of `config` to the plan's, and the replicas, unless the command line
+    /// gives them. Returns what that changes, which changes the last bits of results.
+    pub(crate) fn deploy(&self, config: &mut Config, replicas: Option<usize>) -> Vec<String> {
+        let Some(planned) = self.deployment else { return Vec::new() };
+        let (replicas, threads) = (replicas.unwrap_or(planned.replicas), planned.threads);
+        let pipeline = &mut config.pipeline;
+        let mut changed = Vec::new();
+        let own = [
+            ("pipeline.replicas", &mut pipeline.replicas, replicas),
+            ("pipeline.threads_per_stage", &mut pipeline.threads_per_stage, threads),
+        ];
+        for (key, own, planned) in own {
+            if *own != planned {
+                changed.push(format!("{key} {own} -> {planned}"));
+                *own = planned;
+            }
+        }
+        changed
     }
 
     /// Whether `config` follows the plan.

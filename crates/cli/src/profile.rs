@@ -240,9 +240,16 @@ pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliE
     Ok(setup::pipeline(&uncapped, model.clone())?.subject(&machine())?)
 }
 
-/// The default path of the profile of a configuration file.
+/// The default path of the profile of a configuration file. A number of threads for each stage that
+/// is given beside it has a profile of its own.
 pub(crate) fn default_path(arguments: &ConfigArguments) -> PathBuf {
-    PathBuf::from("out").join(format!("{}.profile.json", arguments.name()))
+    path_of_threads(arguments, arguments.threads_per_stage.unwrap_or(1))
+}
+
+/// The default path of the profile with `threads` threads for each stage.
+pub(crate) fn path_of_threads(arguments: &ConfigArguments, threads: usize) -> PathBuf {
+    let threads = if threads > 1 { format!(".threads-{threads}") } else { String::new() };
+    PathBuf::from("out").join(format!("{}{threads}.profile.json", arguments.name()))
 }
 
 /// Writes a profile, whole or not at all.

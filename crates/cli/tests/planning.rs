@@ -183,7 +183,7 @@ fn oracle_replicas_run_a_plan() {
         assert!(!output.status.success(), "{plan}");
         assert!(parts.iter().all(|part| text.contains(part)), "{text}");
     };
-    let plan = ["plan", "tiny.toml", "--devices", "2", "--out"];
+    let plan = ["plan", "tiny.toml", "--devices", "2", "--stages", "2", "--out"];
     folder.succeeds(&with(&plan, &["whole.json"]));
     let parts =
         ["a plan for mini-batches of 8 samples", "has 4 for each of 2 replicas: plan again"];
@@ -239,11 +239,59 @@ fn oracle_auto_profiles_once_and_stays_within_the_memory() {
     let first = folder.succeeds(&auto);
     assert!(first.contains("profiling "), "{first}");
     let again = folder.succeeds(&auto);
-    assert!(!again.contains("profiling ") && again.contains("plan: 2 stages"), "{again}");
+    assert!(!again.contains("profiling ") && again.contains("plan: "), "{again}");
     // Another model: the old profile is of no use.
     let other = folder.succeeds(&with(&auto, &["--set", "model.hidden=48"]));
     assert!(other.contains("profiling "), "{other}");
     assert!(json(&folder, "out/tiny-2/plan.json")["devices"][0]["memory"] == 1 << 20);
+}
+
+/// Replicas and threads, too, are planned, run, and kept when the run goes on.
+#[test]
+fn oracle_ways_to_use_the_cores_are_planned_and_run() {
+    let folder = Folder::new();
+    folder.succeeds(PROFILE);
+    let plan = ["plan", "tiny.toml", "--devices", "2", "--micro-batches", "2", "--out", "p.json"];
+    let text = folder.succeeds(&plan);
+    assert!(text.contains("left out: 2 threads for each stage, which were not"), "{text}");
+    for part in ["ways to use the cores, a step of each:", "2 replicas of 1 stage, M 2, "] {
+        assert!(text.contains(part), "'{part}' is not in {text}");
+    }
+    assert!(text.contains("for sums of gradients") && text.contains("(chosen)"), "{text}");
+    folder.succeeds(&with(PROFILE, &["--threads-per-stage", "2", "--stages", "1"]));
+    let text = folder.succeeds(&plan);
+    assert!(text.contains("1 stage, 2 threads for each, M 2, "), "{text}");
+    // Whichever was chosen here: both are run as they say.
+    let chosen = json(&folder, "p.json");
+    let mut one = chosen.clone();
+    one["plan"]["balance"] =
+        serde_json::json!([chosen["costs"]["layers"].as_array().unwrap().len()]);
+    one["plan"]["schedule"] = "1f1b".into();
+    one["plan"]["remat"] = "never".into();
+    let device = one["devices"][0].clone();
+    one["devices"] = serde_json::json!([device]);
+    let write = |name: &str, plan: &Value| fs::write(folder.path(name), plan.to_string()).unwrap();
+    for (name, replicas, threads) in [("replicas", 2, 1), ("threads", 1, 2)] {
+        let mut own = one.clone();
+        own["deployment"] = serde_json::json!({"replicas": replicas, "threads": threads});
+        own["samples"] = (if replicas == 2 { 4 } else { 7 }).into();
+        own["costs"]["replicated"] = (replicas == 2).into();
+        own["subject"]["threads_per_stage"] = threads.into();
+        write("own.json", &own);
+        let text = folder.succeeds(&with(TRAIN, &["--plan", "own.json", "--out", name]));
+        let key = if replicas == 2 { "replicas" } else { "threads_per_stage" };
+        assert!(text.contains(&format!("pipeline.{key} 1 -> 2 (changes the last bits)")), "{text}");
+        let config = fs::read_to_string(folder.path(name).join("config.toml")).unwrap();
+        assert!(config.contains(&format!("replicas = {replicas}")), "{config}");
+        assert!(config.contains(&format!("threads_per_stage = {threads}")), "{config}");
+        let text = folder.succeeds(&["train", "--resume", name, "--steps", "4"]);
+        assert!(!text.contains("pipeline."), "{text}");
+    }
+    let by_hand = ["--replicas", "2", "--stages", "1", "--micro-batches", "2"];
+    let by_hand = with(&by_hand, &["--schedule", "1f1b", "--remat", "never", "--out", "hand"]);
+    folder.succeeds(&with(TRAIN, &by_hand));
+    folder.succeeds(&["train", "--resume", "hand", "--steps", "4"]);
+    assert!(folder.weights("hand") == folder.weights("replicas"));
 }
 
 #[test]
@@ -317,7 +365,7 @@ fn fault_what_cannot_be_planned_is_said_with_the_remedy() {
     ] {
         plan(more, part);
     }
-    folder.succeeds(&["plan", "tiny.toml", "--out", "p.json"]);
+    folder.succeeds(&["plan", "tiny.toml", "--stages", "2", "--out", "p.json"]);
     let text = fs::read_to_string(folder.path("p.json")).unwrap();
     let train = |more: &[&str], part: &str| {
         folder.refuses(&with(TRAIN, &[&["--plan", "q.json"][..], more].concat()), &[part]);
@@ -368,7 +416,9 @@ fn regression_a_plan_says_how_certain_it_is_and_names_every_choice() {
     let all: serde_json::Map<String, Value> =
         sizes.iter().map(|size| (size.clone(), wide.clone())).collect();
     profile["costs"]["spread"] = Value::Object(all.clone());
-    profile["costs"]["spread_under"]["gpipe"] = Value::Object(all);
+    for schedule in ["gpipe", "zb-h1"] {
+        profile["costs"]["spread_under"][schedule] = Value::Object(all.clone());
+    }
     fs::write(&path, profile.to_string()).unwrap();
     let plan = ["plan", "tiny.toml", "--schedule", "1f1b,zb-h1,gpipe", "--stages", "1,2"];
     let printed = folder.succeeds(&with(&plan, &["--out", "p.json"]));

@@ -44,8 +44,8 @@ use crate::{
     demand,
     init::{self, Init},
     output::say,
-    plan::{self, Wanted},
     plan_file::PlanFile,
+    plan_training::{self, Wanted},
     processes::Processes,
     progress::Progress,
     run_folder::{AVERAGES, PLAN, WEIGHTS, config_of},
@@ -71,7 +71,10 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
     if let (None, Some(from)) = (&config.config, &arguments.resume) {
         config.config = config_of(Path::new(from));
     }
-    if let Some(replicas) = arguments.pipeline.replicas {
+    let planned = arguments.plan.as_deref().filter(|plan| *plan != "auto");
+    let planned = planned.and_then(|path| PlanFile::read(Path::new(path)).ok()?.deployment);
+    let replicas = arguments.pipeline.replicas.or(planned.map(|planned| planned.replicas));
+    if let Some(replicas) = replicas {
         config.set.push(format!("pipeline.replicas={replicas}"));
     }
     Processes::among_replicas(here, &config, |processes| train(arguments, processes))
@@ -103,8 +106,15 @@ fn resolve(
         )));
     }
     processes.agree_on_facts(&told(arguments))?; // the first process's arguments are followed
-    let wanted = plan::wanted(arguments.plan.as_deref())?; // before any work
-    Ok((Start::find(arguments, processes)?, wanted))
+    let wanted = plan_training::wanted(arguments.plan.as_deref())?; // before any work
+    let mut start = Start::find(arguments, processes)?;
+    if let Some(Wanted::Given(path, plan)) = &wanted {
+        plan_training::tell_deployment(
+            path,
+            &plan.deploy(&mut start.config, arguments.pipeline.replicas),
+        );
+    }
+    Ok((start, wanted))
 }
 
 /// Phase 2: checks that all processes have the same configuration and can share the images.
@@ -177,7 +187,7 @@ fn choose_plan(
     processes: &Processes,
 ) -> Result<Option<PlanFile>, CliError> {
     let known = &arguments.pipeline.config;
-    let plan = plan::for_training(wanted, known, &mut start.config, of, processes)?;
+    let plan = plan_training::for_training(wanted, known, &mut start.config, of, processes)?;
     Ok(match plan {
         // A resumed run follows its plan, unless the configuration differs from it now.
         None if start.checkpoint.is_some() && start.out.path().join(PLAN).exists() => {

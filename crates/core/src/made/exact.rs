@@ -21,6 +21,10 @@ use super::{
 const FORWARDS_MAX: usize = 16;
 /// States to compare with for each set of done actions.
 const KEPT_MAX: usize = 64;
+/// Branches that are always tried: more than small problems need.
+const BRANCHES_MIN: u64 = 50_000;
+/// A branch counts as this many simulated actions.
+const BRANCH_ACTIONS: u64 = 200;
 /// Sets of done actions that are remembered.
 const SETS_MAX: usize = 1 << 20;
 
@@ -29,8 +33,8 @@ pub(super) fn is_small(problem: &Problem) -> bool {
     problem.stages.len() * problem.micro_batches <= FORWARDS_MAX
 }
 
-/// Improves `best` until it is optimal or `budget` actions were tried. Returns the best order, and
-/// the bound: the time of the best order if the search finished.
+/// Improves `best` until it is optimal or the budget, in simulated actions, is spent. Returns the
+/// best order, and the bound: the time of the best order if the search finished.
 pub(super) fn search(
     problem: &Problem,
     best: Candidate,
@@ -39,8 +43,8 @@ pub(super) fn search(
 ) -> (Candidate, u64) {
     let path = Path::of(problem);
     let order = vec![Vec::new(); problem.devices()];
-    let mut search =
-        Search { path, best, bound, left: budget, order, seen: HashMap::new(), problem };
+    let left = BRANCHES_MIN + budget / BRANCH_ACTIONS;
+    let mut search = Search { path, best, bound, left, order, seen: HashMap::new(), problem };
     search.descend(&Machine::new(problem), &mut Vec::new());
     let proven = if search.left > 0 { search.best.makespan } else { bound };
     (search.best, proven)
@@ -51,7 +55,7 @@ struct Search<'a> {
     path: Path<'a>,
     best: Candidate,
     bound: u64,
-    /// How many actions may still be tried.
+    /// How many branches may still be tried.
     left: u64,
     order: Orders,
     /// By what is done: the times of states that were searched.
