@@ -166,7 +166,7 @@ fn fault_configurations_that_are_wrong_say_where_and_what_to_do() {
     );
     fs::write(folder.path("broken.toml"), "[pipeline\n").unwrap();
     folder.refuses(&["train", "broken.toml"], &["broken.toml", "line 1"]);
-    folder.refuses(&with(&["--schedule", "zb"]), &["--schedule", "use gpipe, 1f1b, interleaved"]);
+    folder.refuses(&with(&["--schedule", "zb"]), &["--schedule", "use gpipe, 1f1b, zb-h1"]);
     folder.refuses(&with(&["--remat", "sometimes"]), &["use always, never"]);
     folder.refuses(&with(&["--memory", "lots"]), &["'lots' is not an amount of memory"]);
     folder.refuses(

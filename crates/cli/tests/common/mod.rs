@@ -80,6 +80,8 @@ impl Folder {
     pub fn command(&self, arguments: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_gpipe"));
         command.current_dir(self.0.path()).args(arguments).env("CARGO_HOME", self.path("no cargo"));
+        // Threads of one stage spin while they wait for each other: among other tests, for minutes.
+        command.env("OMP_WAIT_POLICY", "passive");
         command
     }
 
