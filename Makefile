@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-tuning bench-prediction bench-processes bench-schedules bench-python bench-bilingual parity python test-python book fonts catalogues
+.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-tuning bench-prediction bench-processes bench-schedules bench-plans bench-python bench-bilingual parity python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -59,9 +59,15 @@ bench-processes: setup ## The gpt step in two processes beside two threads and P
 	python3 benchmarks/processes.py --in-turn
 	python3 benchmarks/processes.py $(ARGS)
 
-bench-schedules: setup ## 1F1B, ZB-H1 and interleaved stages in turn, and what was predicted of them (half an hour on two cores)
+bench-schedules: setup ## Every schedule in turn, what was predicted of it, and more devices simulated (half an hour on two cores)
 	python3 benchmarks/schedules.py --workload gpt $(ARGS)
 	python3 benchmarks/schedules.py --workload amoeba $(ARGS)
+
+bench-plans: build ## What gpipe plan chooses beside every other way, of four networks (fetches PyTorch once; an hour on two cores; make fonts first)
+	python3 benchmarks/plans.py --workload gpt $(ARGS)
+	python3 benchmarks/plans.py --workload amoeba $(ARGS)
+	python3 benchmarks/plans.py --workload llama $(ARGS)
+	python3 benchmarks/plans.py --workload words $(ARGS)
 
 bench-python: setup ## The Python package beside the native engine and PyTorch's pipelines (make python first; 20 minutes on two cores)
 	python3 benchmarks/python_package.py $(ARGS)

@@ -23,6 +23,7 @@ import gpu_report
 import hosts
 import memory
 import offload
+import plans
 import prediction
 import processes
 import python_package
@@ -62,6 +63,7 @@ def of_gpu(folder):
 
 MEMORY = Part("Largest network under a memory cap", memory.report, memory.summary)
 SCHEDULES = Part("Schedules", schedules.report, schedules.summary)
+PLANS = Part("Plans beside every other way", plans.report, plans.summary)
 PREDICTION = Part("Predicted against measured", prediction.report, prediction.summary)
 IN_TURN = "two processes and two threads, in turn"
 # In the order of RESULTS.md.
@@ -74,6 +76,7 @@ PARTS = {
     "scaling": Part("Throughput over stages", scaling.report, scaling.summary),
     "schedules-gpt": SCHEDULES,
     "schedules-amoeba": SCHEDULES,
+    **{f"plans-{name}": PLANS for name in plans.WORKLOADS},
     "processes": Part("Two processes", processes.report_rounds, processes.summary_rounds),
     "processes-in-turn": Part(IN_TURN, processes.report_in_turn),
     "prediction-in-turn-gpt": PREDICTION,

@@ -10,8 +10,8 @@ The program prints one line of JSON.
 
 `--cut` gives the first layer of each later stage, counted from 0 (gpt: [embedding, 0.attention,
 0.mlp, .., head]; amoeba: [stem, stem.0, stem.1, 0, .., classifier]). `--schedule` is `gpipe`,
-`1f1b`, or a zero-bubble one (its backward is split) of two stages in each process:
-`interleaved-zb`, `zbv`. `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or
+`1f1b`, or one of two stages in each process: `interleaved`, `breadth-first`, or, with split
+backwards, `interleaved-zb` and `zbv`. `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or
 (`selective`) all but what products, convolutions and attention gave. `--memory` counts each stage's
 bytes of tensors, and then times mean nothing.
 
@@ -30,7 +30,8 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 from torch.distributed.pipelining import (PipelineStage, Schedule1F1B, ScheduleGPipe,
-                                          ScheduleInterleavedZeroBubble, ScheduleZBVZeroBubble)
+                                          ScheduleInterleaved1F1B, ScheduleInterleavedZeroBubble,
+                                          ScheduleLoopedBFS, ScheduleZBVZeroBubble)
 
 from common import PeakMemory, as_tuple, set_up
 from model import loss_sum
@@ -38,6 +39,7 @@ from workloads import (WORKLOADS, add_network_arguments, add_stage_arguments, ar
                        cut_or_best, ends_of, file_of)
 
 SCHEDULES = {"gpipe": ScheduleGPipe, "1f1b": Schedule1F1B,
+             "interleaved": ScheduleInterleaved1F1B, "breadth-first": ScheduleLoopedBFS,
              "interleaved-zb": ScheduleInterleavedZeroBubble, "zbv": ScheduleZBVZeroBubble}
 WAIT = timedelta(seconds=300)  # longest silence of a peer
 TOTAL_S = 1800  # longest run
@@ -56,7 +58,7 @@ def parse():
 def stages_of(options, rank):
     """The stages of a process, and how many there are of all."""
     count = options.stages
-    if options.schedule == "interleaved-zb":
+    if options.schedule in ("interleaved", "interleaved-zb", "breadth-first"):
         return [rank, rank + count], 2 * count
     if options.schedule == "zbv":
         # Down and up again, so that the last process has the two in the middle.

@@ -1,0 +1,364 @@
+#!/usr/bin/env python3
+"""What `gpipe plan` chooses, beside every other way to run the same network.  (make bench-plans)
+
+Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 3] [--out FOLDER]
+       plans.py --report FOLDER      (the report again, from its raw data)
+
+Two profiles are measured first: of two stages with a thread each, and of one stage with two. From
+them `gpipe plan --schedule auto` chooses among all numbers of stages, replicas, threads, and
+micro-batches, all schedules, orders made for the costs, and re-materialization. It also predicts
+each of the other ways: every named schedule with M = 4 and 8 on two stages with its best cut, an
+order made for them, one stage with two threads, and two replicas with a thread each.
+
+Then each of them is trained for a few steps, a process each, in rounds whose order rotates. The
+first two steps do not count. Ratios are paired within a round. The schedules that
+torch.distributed.pipelining has, too, run in the same rounds, in two processes of a thread each.
+
+The workloads: `gpt` (configs/gpt.toml), AmoebaNet-D(6, 128) on images of 64 x 64, `llama`
+(configs/llama-small.toml), and `words`, a transformer with 16,000 words, width 384, 256 positions,
+6 blocks, and mini-batches of 16 samples. The peers have no Llama that is cut into stages.
+"""
+
+import argparse
+import dataclasses
+import json
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import amoeba
+import folders
+import gpt
+import rounds
+from figures import commit, median, of_table, paragraph, with_interval, with_range
+from machine import here
+from prediction import LETTERS, canary, gpipe
+
+ROUNDS = 3
+WARM_UP = 2
+MICRO_BATCHES = [4, 8]
+NAMED = [
+    "gpipe",
+    "1f1b",
+    "zb-h1",
+    "zb-v",
+    "v-half",
+    "v-min",
+    "interleaved:2",
+    "interleaved-zb:2",
+    "breadth-first:2",
+]
+# Ours -> the peer's name of the same schedule.
+PEERS = {
+    "gpipe": "gpipe",
+    "1f1b": "1f1b",
+    "interleaved:2": "interleaved",
+    "interleaved-zb:2": "interleaved-zb",
+    "breadth-first:2": "breadth-first",
+    "zb-v": "zbv",
+}
+PROFILED_SIZES = "1,2,4,8"
+AUTO = "auto"
+# How much faster than the chosen one another way may be, as asked.
+NEAR = 0.97
+WORDS = {"vocabulary": 16000, "features": 384, "heads": 6, "hidden": 1536, "blocks": 6}
+POSITIONS, SAMPLES = 256, 16
+OF_WORDS = [f"model.{key}={value}" for key, value in WORDS.items()]
+WHAT = (
+    "`auto` is what `gpipe plan --schedule auto` chose for two cores. The others are every named"
+    " schedule on two stages with M = 4 and 8, an order made for each M, one stage on two threads,"
+    " and two replicas. Ratios are the other's step over the step of `auto`, paired within a round:"
+    " below 1 the other was faster. Asked is 0.97 or more for the fastest of them."
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A workload: its configuration with changes, the steps of a run, and those of a profile."""
+
+    config: str
+    changes: list
+    steps: int
+    profiled: int
+    # What the peers run, and what writes their starting point.
+    peer: rounds.Workload = None
+    sizes: dict = dataclasses.field(default_factory=dict)
+
+
+WORKLOADS = {
+    "gpt": Own("configs/gpt.toml", [], 5, 2, gpt.WORKLOAD),
+    "amoeba": Own("configs/amoebanet-letters.toml", LETTERS, 17, 4, amoeba.WORKLOAD),
+    "llama": Own("configs/llama-small.toml", [], 6, 2),
+    "words": Own(
+        "configs/gpt.toml",
+        [*OF_WORDS, f"data.sequence={POSITIONS}", f"train.mini_batch={SAMPLES}"],
+        6,
+        2,
+        gpt.WORKLOAD,
+        {**WORDS, "length": POSITIONS, "samples": SAMPLES},
+    ),
+}
+
+
+def common(own):
+    return [own.config, *(f"--set={change}" for change in own.changes)]
+
+
+def planned(own, folder):
+    """name -> a plan's file, of `auto` and of all other ways; and what was printed of `auto`."""
+    flags = [*common(own), "--micro-batches", PROFILED_SIZES, "--steps", own.profiled]
+    gpipe(rounds.GPIPE, "profile", *flags, "--stages", 2)
+    threads = ["--stages", 1, "--threads-per-stage", 2]
+    gpipe(rounds.GPIPE, "profile", *flags, *threads)
+    plans = {}
+
+    def plan(name, *choices):
+        plans[name] = folder / f"{len(plans)}.plan.json"
+        return gpipe(
+            rounds.GPIPE, "plan", *common(own), "--devices", 2, *choices, "--out", plans[name]
+        )
+
+    said = plan(AUTO, "--schedule", "auto")
+    for m in MICRO_BATCHES:
+        for schedule in [*NAMED, "auto"]:
+            name = "made" if schedule == "auto" else schedule
+            flags = ["--stages", 2, "--micro-batches", m, "--remat", "never"]
+            plan(f"{name} M={m}", *flags, "--schedule", schedule)
+    return plans, said
+
+
+def trained(own, flags, folder):
+    """The steps of a run after the first, its peaks, and what was predicted of it."""
+    out = folder / "run"
+    before = canary()
+    quiet = ["--checkpoint-every", "none", "--set=train.validation_tokens=128"]
+    steps = ["--steps", own.steps]
+    gpipe(rounds.GPIPE, "train", *common(own), *quiet, *steps, *flags, "--out", out)
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    lines = [line for line in lines if line["kind"] == "step"][WARM_UP:]
+    shutil.rmtree(out)
+    peaks = [[device["peak_bytes"] for device in line["stages"]] for line in lines]
+    return {
+        "step_ms": [line["step_ms"] for line in lines],
+        "peaks": [max(own) for own in zip(*peaks, strict=True)],
+        "canary_s": [before, canary()],
+    }
+
+
+def by_hand():
+    """name -> flags, of what `gpipe plan` does not write a plan of."""
+    one = ["--stages", 1, "--remat", "never", "--schedule", "gpipe"]
+    ways = {"1 stage, 2 threads": ["--threads-per-stage", 2], "2 replicas": ["--replicas", 2]}
+    return {
+        f"{name} M={m}": [*one, *flags, "--micro-batches", m]
+        for name, flags in ways.items()
+        for m in [1, 4]
+    }
+
+
+def peer_jobs(own, plans):
+    """name -> job, with M = 8. Where no good cut is known of a peer, it has ours."""
+    jobs = {}
+    for schedule, theirs in PEERS.items() if own.peer else []:
+        settings = {"schedule": theirs}
+        balance = json.loads(plans[f"{schedule} M=8"].read_text())["plan"]["balance"]
+        if own.sizes:
+            ends = [sum(balance[:stage]) for stage in range(1, len(balance))]
+            settings["cut"] = ",".join(map(str, ends))
+        if own.peer is amoeba.WORKLOAD:
+            settings["channels_last"] = True
+        jobs[f"peer {schedule}"] = rounds.peer("pipelining", **settings)
+    return jobs
+
+
+def measure(own, options, folder, scratch, python):
+    plans, said = planned(own, scratch)
+    files = {name: json.loads(path.read_text()) for name, path in plans.items()}
+    raw = {
+        "workload": options.workload,
+        "machine": here().title(),
+        "commit": commit(),
+        "said": said,
+        "plans": {
+            name: {key: of[key] for key in ["plan", "predicted", "deployment"] if key in of}
+            for name, of in files.items()
+        },
+        "rounds": [],
+    }
+    jobs = {name: ["--plan", path] for name, path in plans.items()} | by_hand()
+    peers = peer_jobs(own, plans)
+    runner = None
+    if peers:
+        workload = dataclasses.replace(own.peer, peer_steps=own.steps)
+        runner = rounds.Runner(workload, scratch, python)
+        runner.run(rounds.gpipe(stages=1, steps=0, folder=scratch, **own.sizes))
+    names = [*jobs, *peers]
+    for number in range(options.rounds):
+        found, shift = {}, number * 7 % len(names)
+        for name in names[shift:] + names[:shift]:
+            if name in peers:
+                steps = runner.run(peers[name])["step_ms"]
+                found[name] = {"step_ms": steps[WARM_UP:]}
+            else:
+                found[name] = trained(own, jobs[name], scratch)
+        raw["rounds"].append(found)
+        (folder / "raw.json").write_text(json.dumps(raw) + "\n")
+        print(f"round {number + 1} done", file=sys.stderr, flush=True)
+
+
+def read(folder):
+    return json.loads((folder / "raw.json").read_text())
+
+
+def steps_of(raw, name):
+    """The median step of each round, in ms."""
+    return [median(found[name]["step_ms"]) for found in raw["rounds"]]
+
+
+def over(raw, name, base):
+    """A way's step over that of `base`, by round."""
+    return [a / b for a, b in zip(steps_of(raw, name), steps_of(raw, base), strict=True)]
+
+
+def ways(raw):
+    return [name for name in raw["rounds"][0] if not name.startswith("peer ")]
+
+
+def others(raw):
+    """The other ways, the fastest first."""
+    return sorted(set(ways(raw)) - {AUTO}, key=lambda name: median(over(raw, name, AUTO)))
+
+
+def chosen(raw):
+    """What `auto` is, in words."""
+    own = raw["plans"][AUTO]
+    plan, deployment = own["plan"], own.get("deployment", {"replicas": 1, "threads": 1})
+    schedule = plan["schedule"].split(":")[0] if " | " in plan["schedule"] else plan["schedule"]
+    parts = [f"stages {len(plan['balance'])}", f"M {plan['micro_batches']}", schedule]
+    for key, value in deployment.items():
+        if value > 1:
+            parts.insert(1, f"{key} {value}")
+    return ", ".join(parts)
+
+
+def ways_table(raw):
+    rows = []
+    for name in [AUTO, *others(raw)]:
+        cells = [*with_range(steps_of(raw, name)), *with_interval(over(raw, name, AUTO))]
+        told = raw["plans"].get(name)
+        if told:
+            step = told["predicted"]["step"] / 1e6
+            held = [max(found[name]["peaks"]) for found in raw["rounds"]]
+            ratio = max(held) / max(told["predicted"]["peaks"])
+            cells += [f"{step / median(steps_of(raw, name)):.3f}", f"{ratio:.3f}"]
+        else:
+            cells += ["", ""]
+        rows.append([name, *cells])
+    header = ["way", "step, ms", "least .. most", "step over that of `auto`", "interval"]
+    return of_table([*header, "predicted / measured", "held / predicted bytes"], rows)
+
+
+def peers_of(raw):
+    """Our names of the schedules that a peer ran, too."""
+    return [name for name in PEERS if f"peer {name}" in raw["rounds"][0]]
+
+
+def peers_rows(raw):
+    rows = []
+    for ours in peers_of(raw):
+        name = f"peer {ours}"
+        ratios = over(raw, name, f"{ours} M=8")
+        cells = [*with_range(steps_of(raw, f"{ours} M=8")), *with_range(steps_of(raw, name))]
+        rows.append([f"`{ours}`", *cells, *with_interval(ratios)])
+    return rows
+
+
+PEERS_HEADER = ["schedule", "gpipe, ms", "least .. most", "PyTorch, ms", "least .. most"]
+PEERS_HEADER += ["PyTorch / gpipe", "interval"]
+
+
+def report(folder):
+    """The text of the report."""
+    raw = read(folder)
+    canaries = [
+        second
+        for found in raw["rounds"]
+        for one in found.values()
+        for second in one.get("canary_s", [])
+    ]
+    lines = [
+        *folders.heading(f"Plans beside every other way: `{raw['workload']}`", folder),
+        *paragraph(
+            f"{WHAT} Rounds: {len(raw['rounds'])}. The canary took {median(canaries):.3f} s"
+            f" ({min(canaries):.3f} .. {max(canaries):.3f})."
+        ),
+        "",
+        *ways_table(raw),
+        "",
+        "## What the planner said",
+        "",
+        "```text",
+        *[line.rstrip()[:140] for line in raw["said"].splitlines()],
+        "```",
+    ]
+    if rows := peers_rows(raw):
+        lines += [
+            "",
+            "## Beside torch.distributed.pipelining",
+            "",
+            *paragraph("The same schedule, K = 2 and M = 8, nothing recomputed."),
+            "",
+            *of_table(PEERS_HEADER, rows),
+        ]
+    return "\n".join(lines) + "\n"
+
+
+def summary(parts):
+    """The section of RESULTS.md: a row for each workload, and the peers of all."""
+    rows, peers = [], []
+    for folder in parts.values():
+        raw = read(folder)
+        best = others(raw)[0]
+        ratios = over(raw, best, AUTO)
+        cells = [*with_range(steps_of(raw, AUTO)), best, *with_interval(ratios)]
+        verdict = "as asked" if median(ratios) >= NEAR else "**below what is asked**"
+        rows.append([f"`{raw['workload']}`", chosen(raw), *cells, verdict])
+        peers += [over(raw, f"peer {name}", f"{name} M=8") for name in peers_of(raw)]
+    header = ["workload", "`auto`", "step, ms", "least .. most", "fastest other"]
+    lines = [*paragraph(WHAT), ""]
+    lines += of_table([*header, "its step over `auto`'s", "interval", "verdict"], rows)
+    if peers:
+        ratios = [median(ratios) for ratios in peers]
+        ahead = sum(ratio > 1 for ratio in ratios)
+        text = (
+            f"The same schedule of torch.distributed.pipelining, with M = 8, is slower in {ahead} of"
+            f" {len(ratios)} cases. Its step is {min(ratios):.2f} to {max(ratios):.2f} times ours."
+        )
+        lines += ["", *paragraph(text)]
+    return [*lines, ""]
+
+
+def main():
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--workload", choices=WORKLOADS, default="gpt")
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--report", type=Path, metavar="FOLDER")
+    options = parser.parse_args()
+    if options.report:
+        return folders.rewrite(options.report, report)
+    rounds.build_gpipe()
+    rounds.build("gpt_step", "amoeba_step")
+    own, python = WORKLOADS[options.workload], rounds.Python()
+    partial = folders.reasons((options.rounds < ROUNDS, f"{options.rounds} rounds, not {ROUNDS}"))
+    name, versions = f"plans-{options.workload}", python.versions()
+    with folders.run(name, report, partial, options.out, versions) as folder:
+        with tempfile.TemporaryDirectory() as scratch:
+            measure(own, options, folder, Path(scratch), python)
+
+
+if __name__ == "__main__":
+    main()
