@@ -192,7 +192,7 @@ def measure(own, options, folder, scratch, python):
     if peers:
         workload = dataclasses.replace(own.peer, peer_steps=own.steps)
         runner = rounds.Runner(workload, scratch, python)
-        runner.run(rounds.gpipe(stages=1, steps=0, folder=scratch, **own.sizes))
+        runner.run(rounds.gpipe(stages=1, steps=1, folder=scratch, **own.sizes))
     names = [*jobs, *peers]
     for number in range(options.rounds):
         found, shift = {}, number * 7 % len(names)
@@ -332,8 +332,9 @@ def summary(parts):
         ratios = [median(ratios) for ratios in peers]
         ahead = sum(ratio > 1 for ratio in ratios)
         text = (
-            f"The same schedule of torch.distributed.pipelining, with M = 8, is slower in {ahead} of"
-            f" {len(ratios)} cases. Its step is {min(ratios):.2f} to {max(ratios):.2f} times ours."
+            "The same schedule of torch.distributed.pipelining, with M = 8, is slower in"
+            f" {ahead} of {len(ratios)} cases. Its step is {min(ratios):.2f} to {max(ratios):.2f}"
+            " times ours."
         )
         lines += ["", *paragraph(text)]
     return [*lines, ""]

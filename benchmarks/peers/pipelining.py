@@ -11,9 +11,9 @@ The program prints one line of JSON.
 `--cut` gives the first layer of each later stage, counted from 0 (gpt: [embedding, 0.attention,
 0.mlp, .., head]; amoeba: [stem, stem.0, stem.1, 0, .., classifier]). `--schedule` is `gpipe`,
 `1f1b`, or one of two stages in each process: `interleaved`, `breadth-first`, or, with split
-backwards, `interleaved-zb` and `zbv`. `--checkpoint` recomputes each block or cell, (`stage`) a whole stage, or
-(`selective`) all but what products, convolutions and attention gave. `--memory` counts each stage's
-bytes of tensors, and then times mean nothing.
+backwards, `interleaved-zb` and `zbv`. `--checkpoint` recomputes each block or cell, (`stage`) a
+whole stage, or (`selective`) all but what products, convolutions and attention gave. `--memory`
+counts each stage's bytes of tensors, and then times mean nothing.
 
 A step lasts from a barrier to the end of the last stage's optimizer. This program starts the
 processes. It ends them by their own id when one fails or the time is over.
