@@ -7,9 +7,9 @@ Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 2] [--out FOLDER]
 Two profiles are measured first: of two stages with a thread each, and of one stage with two. From
 them `gpipe plan --schedule auto` chooses among all numbers of stages, replicas, threads, and
 micro-batches, all schedules, orders made for the costs, and re-materialization. It also predicts
-each of the other ways: every named schedule on two stages with its best cut, an order made for them,
-one stage with two threads, and two replicas with a thread each. M of a pipeline is 8, of
-AmoebaNet's 4, too: it is faster with few micro-batches.
+each of the other ways: every named schedule on two stages with its best cut, an order made for
+them, one stage with two threads, and two replicas with a thread each. M of a pipeline is 8, and of
+AmoebaNet's also 4, because few micro-batches make it faster.
 
 Then each of them is trained for a few steps, a process each, in rounds whose order rotates. The
 first two steps do not count. Ratios are paired within a round. The schedules that
@@ -69,8 +69,9 @@ POSITIONS, SAMPLES = 256, 16
 OF_WORDS = [f"model.{key}={value}" for key, value in WORDS.items()]
 WHAT = (
     "`auto` is what `gpipe plan --schedule auto` chose for two cores. The others are every named"
-    " schedule and a made order on two stages, one stage on two threads, and two replicas. Ratios are the other's step over the step of `auto`, paired within a round:"
-    " below 1 the other was faster. Asked is 0.97 or more for the fastest of them."
+    " schedule and a made order on two stages, one stage on two threads, and two replicas. Ratios"
+    " are the other's step over the step of `auto`, paired within a round: below 1 the other was"
+    " faster. Asked is 0.97 or more for the fastest of them."
 )
 
 
