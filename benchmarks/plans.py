@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `gpipe plan` chooses, beside every other way to run the same network.  (make bench-plans)
 
-Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 2] [--out FOLDER]
+Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 5] [--out FOLDER]
        plans.py --report FOLDER      (the report again, from its raw data)
 
 Two profiles are measured first: of two stages with a thread each, and of one stage with two. From
@@ -11,9 +11,11 @@ each of the other ways: every named schedule on two stages with its best cut, an
 them, one stage with two threads, and two replicas with a thread each. M of a pipeline is 8, and of
 AmoebaNet's also 4, because few micro-batches make it faster.
 
-Then each of them is trained for a few steps, a process each, in rounds whose order rotates. The
-first two steps do not count. Ratios are paired within a round. The schedules that
-torch.distributed.pipelining has, too, run in the same rounds, in two processes of a thread each.
+Then each of them is trained for a few steps, a process each. The schedules that
+torch.distributed.pipelining has, too, run beside them, in two processes of a thread each. After
+this round of all, the chosen way and the fastest others run in more rounds, whose order rotates.
+They alone are compared with the chosen way, without the round by which they were found. The first
+two steps of a run do not count. Ratios are paired within a round.
 
 The workloads: `gpt` (configs/gpt.toml), AmoebaNet-D(6, 128) on images of 64 x 64, `llama`
 (configs/llama-small.toml), and `words`, a transformer with 16,000 words, width 384, 256 positions,
@@ -36,7 +38,8 @@ from figures import ROOT, commit, median, of_table, paragraph, with_interval, wi
 from machine import here
 from prediction import LETTERS, canary, gpipe
 
-ROUNDS = 2
+# Rounds after the first, and how many other ways run in them.
+ROUNDS, LEADERS = 5, 4
 WARM_UP = 2
 NAMED = [
     "gpipe",
@@ -209,8 +212,8 @@ def measure(own, options, folder, scratch, python):
         runner = rounds.Runner(workload, scratch, python)
         runner.run(rounds.gpipe(stages=1, steps=1, folder=scratch, **own.sizes))
     names = [*jobs, *peers]
-    for number in range(options.rounds):
-        found, shift = {}, number * 7 % len(names)
+    for number in range(1 + options.rounds):
+        found, shift = {}, number % len(names)
         for name in names[shift:] + names[:shift]:
             if name in peers:
                 steps = runner.run(peers[name])["step_ms"]
@@ -220,6 +223,8 @@ def measure(own, options, folder, scratch, python):
         raw["rounds"].append(found)
         (folder / "raw.json").write_text(json.dumps(raw) + "\n")
         print(f"round {number + 1} done", file=sys.stderr, flush=True)
+        if number == 0:
+            names = [AUTO, *fastest(raw)]
 
 
 def read(folder):
@@ -227,22 +232,29 @@ def read(folder):
 
 
 def steps_of(raw, name):
-    """The median step of each round, in ms."""
-    return [median(found[name]["step_ms"]) for found in raw["rounds"]]
+    """The median step of each round that it was in, in ms."""
+    return [median(found[name]["step_ms"]) for found in raw["rounds"] if name in found]
 
 
 def over(raw, name, base):
-    """A way's step over that of `base`, by round."""
-    return [a / b for a, b in zip(steps_of(raw, name), steps_of(raw, base), strict=True)]
+    """A way's step over that of `base`, in each round that both were in."""
+    pairs = [(own[name], own[base]) for own in raw["rounds"] if name in own and base in own]
+    return [median(one["step_ms"]) / median(other["step_ms"]) for one, other in pairs]
 
 
-def ways(raw):
-    return [name for name in raw["rounds"][0] if not name.startswith("peer ")]
+def fastest(raw):
+    """The other ways that were the fastest in the first round."""
+    first = raw["rounds"][0]
+    names = [name for name in first if name != AUTO and not name.startswith("peer ")]
+    return sorted(names, key=lambda name: median(first[name]["step_ms"]))[:LEADERS]
 
 
-def others(raw):
-    """The other ways, the fastest first."""
-    return sorted(set(ways(raw)) - {AUTO}, key=lambda name: median(over(raw, name, AUTO)))
+def leaders(raw):
+    """The ways that ran after the first round, and their steps over the chosen one's, the lowest
+    first."""
+    later = {"rounds": raw["rounds"][1:]}
+    ratios = {name: over(later, name, AUTO) for name in fastest(raw)}
+    return dict(sorted(ratios.items(), key=lambda one: median(one[1])))
 
 
 def chosen(raw):
@@ -257,21 +269,29 @@ def chosen(raw):
     return ", ".join(parts)
 
 
-def ways_table(raw):
+def leaders_table(raw):
     rows = []
-    for name in [AUTO, *others(raw)]:
-        cells = [*with_range(steps_of(raw, name)), *with_interval(over(raw, name, AUTO))]
-        told = raw["plans"].get(name)
-        if told:
-            step = told["predicted"]["step"] / 1e6
-            held = [max(found[name]["peaks"]) for found in raw["rounds"]]
-            ratio = max(held) / max(told["predicted"]["peaks"])
-            cells += [f"{step / median(steps_of(raw, name)):.3f}", f"{ratio:.3f}"]
-        else:
-            cells += ["", ""]
-        rows.append([name, *cells])
+    for name, ratios in {AUTO: [1.0], **leaders(raw)}.items():
+        rows.append([name, *with_range(steps_of(raw, name)), *with_interval(ratios)])
     header = ["way", "step, ms", "least .. most", "step over that of `auto`", "interval"]
-    return of_table([*header, "predicted / measured", "held / predicted bytes"], rows)
+    return of_table(header, rows)
+
+
+def ways_table(raw):
+    """The first round: of all ways."""
+    first, rows = raw["rounds"][0], []
+    for name in sorted(first, key=lambda name: median(first[name]["step_ms"])):
+        if name.startswith("peer "):
+            continue
+        step, told = median(first[name]["step_ms"]), raw["plans"].get(name)
+        cells = ["", "", ""]
+        if told:
+            predicted = told["predicted"]["step"] / 1e6
+            held = max(first[name]["peaks"]) / max(told["predicted"]["peaks"])
+            cells = [f"{predicted:.0f}", f"{predicted / step:.3f}", f"{held:.3f}"]
+        rows.append([name, f"{step:.0f}", *cells])
+    header = ["way", "step, ms", "predicted, ms", "predicted / measured"]
+    return of_table([*header, "held / predicted bytes"], rows)
 
 
 def peers_of(raw):
@@ -284,13 +304,13 @@ def peers_rows(raw):
     for ours in peers_of(raw):
         name = f"peer {ours}"
         ratios = over(raw, name, f"{ours} M=8")
-        cells = [*with_range(steps_of(raw, f"{ours} M=8")), *with_range(steps_of(raw, name))]
-        rows.append([f"`{ours}`", *cells, *with_interval(ratios)])
+        steps = [raw["rounds"][0][one]["step_ms"] for one in [f"{ours} M=8", name]]
+        cells = [f"{median(own):.0f}" for own in steps]
+        rows.append([f"`{ours}`", *cells, f"{ratios[0]:.2f}"])
     return rows
 
 
-PEERS_HEADER = ["schedule", "gpipe, ms", "least .. most", "PyTorch, ms", "least .. most"]
-PEERS_HEADER += ["PyTorch / gpipe", "interval"]
+PEERS_HEADER = ["schedule", "gpipe, ms", "PyTorch, ms", "PyTorch / gpipe"]
 
 
 def report(folder):
@@ -305,9 +325,14 @@ def report(folder):
     lines = [
         *folders.heading(f"Plans beside every other way: `{raw['workload']}`", folder),
         *paragraph(
-            f"{WHAT} Rounds: {len(raw['rounds'])}. The canary took {median(canaries):.3f} s"
-            f" ({min(canaries):.3f} .. {max(canaries):.3f})."
+            f"{WHAT} Rounds: one of all, then {len(raw['rounds']) - 1} of `auto` and the fastest"
+            f" others. The canary took {median(canaries):.3f} s ({min(canaries):.3f} .."
+            f" {max(canaries):.3f})."
         ),
+        "",
+        *leaders_table(raw),
+        "",
+        "## All, in the first round",
         "",
         *ways_table(raw),
         "",
@@ -334,8 +359,7 @@ def summary(parts):
     rows, peers = [], []
     for folder in parts.values():
         raw = read(folder)
-        best = others(raw)[0]
-        ratios = over(raw, best, AUTO)
+        best, ratios = next(iter(leaders(raw).items()))
         cells = [*with_range(steps_of(raw, AUTO)), best, *with_interval(ratios)]
         verdict = "as asked" if median(ratios) >= NEAR else "**below what is asked**"
         rows.append([f"`{raw['workload']}`", chosen(raw), *cells, verdict])
