@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `gpipe plan` chooses, beside every other way to run the same network.  (make bench-plans)
 
-Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 5] [--out FOLDER]
+Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 3] [--out FOLDER]
        plans.py --report FOLDER      (the report again, from its raw data)
 
 Two profiles are measured first: of two stages with a thread each, and of one stage with two. From
@@ -39,7 +39,7 @@ from machine import here
 from prediction import LETTERS, canary, gpipe
 
 # Rounds after the first, and how many other ways run in them.
-ROUNDS, LEADERS = 5, 4
+ROUNDS, LEADERS = 3, 3
 WARM_UP = 2
 NAMED = [
     "gpipe",
