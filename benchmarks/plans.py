@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """What `gpipe plan` chooses, beside every other way to run the same network.  (make bench-plans)
 
-Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 3] [--out FOLDER]
+Usage: plans.py [--workload gpt|amoeba|llama|words] [--rounds 3] [--profiled] [--out FOLDER]
        plans.py --report FOLDER      (the report again, from its raw data)
 
 Two profiles are measured first: of two stages with a thread each, and of one stage with two. From
@@ -61,7 +61,6 @@ PEERS = {
     "breadth-first:2": "breadth-first",
     "zb-v": "zbv",
 }
-PROFILED_SIZES = "1,2,4,8"
 # Where the images to validate on are, after the last step.
 VALIDATION = ROOT / "data" / "letters" / "validation"
 AUTO = "auto"
@@ -87,21 +86,27 @@ class Own:
     steps: int
     profiled: int
     micro_batches: list
+    # M of the two profiles: with one stage, few micro-batches are enough.
+    profiled_sizes: tuple
     # What the peers run, and what writes their starting point.
     peer: rounds.Workload = None
     sizes: dict = dataclasses.field(default_factory=dict)
 
 
+FEW = ("4,8", "1,2")
 WORKLOADS = {
-    "gpt": Own("configs/gpt.toml", [], 4, 1, [8], gpt.WORKLOAD),
-    "amoeba": Own("configs/amoebanet-letters.toml", LETTERS, 9, 3, [4, 8], amoeba.WORKLOAD),
-    "llama": Own("configs/llama-small.toml", [], 5, 2, [8]),
+    "gpt": Own("configs/gpt.toml", [], 4, 1, [8], FEW, gpt.WORKLOAD),
+    "amoeba": Own(
+        "configs/amoebanet-letters.toml", LETTERS, 9, 3, [4, 8], ("1,2,4,8", "1,2"), amoeba.WORKLOAD
+    ),
+    "llama": Own("configs/llama-small.toml", [], 5, 1, [8], FEW),
     "words": Own(
         "configs/gpt.toml",
         [*OF_WORDS, f"data.sequence={POSITIONS}", f"train.mini_batch={SAMPLES}"],
         5,
-        2,
+        1,
         [8],
+        FEW,
         gpt.WORKLOAD,
         {**WORDS, "length": POSITIONS, "samples": SAMPLES},
     ),
@@ -112,12 +117,16 @@ def common(own):
     return [own.config, *(f"--set={change}" for change in own.changes)]
 
 
+def profile(own):
+    """Measures both profiles, into the files that `gpipe plan` looks for."""
+    ways = [["--stages", 2], ["--stages", 1, "--threads-per-stage", 2]]
+    for way, sizes in zip(ways, own.profiled_sizes, strict=True):
+        flags = ["--micro-batches", sizes, "--steps", own.profiled]
+        gpipe(rounds.GPIPE, "profile", *common(own), *way, *flags)
+
+
 def planned(own, folder):
     """name -> a plan's file, of `auto` and of all other ways; and what was printed of `auto`."""
-    flags = [*common(own), "--micro-batches", PROFILED_SIZES, "--steps", own.profiled]
-    gpipe(rounds.GPIPE, "profile", *flags, "--stages", 2)
-    threads = ["--stages", 1, "--threads-per-stage", 2]
-    gpipe(rounds.GPIPE, "profile", *flags, *threads)
     plans = {}
 
     def plan(name, *choices):
@@ -191,6 +200,8 @@ def peer_jobs(own, plans):
 
 
 def measure(own, options, folder, scratch, python):
+    if not options.profiled:
+        profile(own)
     plans, said = planned(own, scratch)
     files = {name: json.loads(path.read_text()) for name, path in plans.items()}
     raw = {
@@ -385,6 +396,7 @@ def main():
     )
     parser.add_argument("--workload", choices=WORKLOADS, default="gpt")
     parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--profiled", action="store_true", help="use the profiles in out/")
     parser.add_argument("--out", type=Path)
     parser.add_argument("--report", type=Path, metavar="FOLDER")
     options = parser.parse_args()
