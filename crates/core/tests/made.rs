@@ -25,7 +25,8 @@ fn random_problem(random: &mut Stream, schedule: &Schedule, devices: usize, m: u
             let (input, weight) = (time(9), time(9));
             let backward = (input.max(weight) + time(4)).min(input + weight);
             let held = time(3);
-            StageTimes { forward: time(9), again: 0, backward, input, weight, held, split: held }
+            let split = time(held as usize + 1) - 1;
+            StageTimes { forward: time(9), again: 0, backward, input, weight, held, split }
         })
         .collect();
     let most = [1, 3, 6][random.below(3)];
@@ -323,6 +324,9 @@ fn property_an_order_keeps_to_the_room() {
         let (k, m) = (2 + random.below(4), 2 + random.below(10));
         let mut problem = random_problem(&mut random, &Schedule::OneFOneB, k, m);
         let most = 1 + random.below(4) as u64;
+        // What is held between the halves counts as much, so room is a number of micro-batches.
+        problem.stages.iter_mut().for_each(|own| own.split = own.held);
+        problem.smaller.clone_from(&problem.stages);
         problem.room = problem.stages.iter().map(|own| most * own.held).collect();
         let found = make(&problem, &[], 500_000).unwrap();
         let program = lower(&found.lists, &Topology::chain(k), m).unwrap();

@@ -106,7 +106,7 @@ pub(super) fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
 }
 
 impl LayerCost {
-    pub(super) fn has_halves(&self) -> bool {
+    pub(crate) fn has_halves(&self) -> bool {
         self.backward_input + self.backward_weight > Nanos(0)
     }
 

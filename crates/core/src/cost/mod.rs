@@ -227,6 +227,12 @@ fn is_whole(shards: &usize) -> bool {
     *shards <= 1
 }
 
+/// Whether the costs of `schedule` include halves of backwards. A made order is of actions of both
+/// kinds, whichever it turns out to need.
+fn may_split(schedule: &Schedule) -> bool {
+    schedule.splits() || matches!(schedule, Schedule::Custom(own) if own.is_made())
+}
+
 /// Costs that cannot be used.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the costs cannot be used: {0}")]
@@ -291,7 +297,7 @@ impl ModelCosts {
     /// it covers the spreads of the nearest sizes. `None` if unknown: the costs come from shapes,
     /// or from an older profile.
     pub fn spread(&self, samples: usize, schedule: &Schedule) -> Option<Spread> {
-        let own = self.spread_under.get(&schedule.to_string()).unwrap_or(&self.spread);
+        let own = self.spread_under.get(&self.measured_as(schedule)).unwrap_or(&self.spread);
         if let Some(found) = own.get(&samples).or_else(|| self.spread.get(&samples)) {
             return Some(*found);
         }
@@ -319,13 +325,32 @@ impl ModelCosts {
     /// `schedule`.
     ///
     /// Costs measured for that size are used as they are: those under `schedule` if there are any,
-    /// otherwise those in `sizes`. Other sizes lie on the line through the two nearest ones; a
-    /// single size is scaled in proportion. If the halves of a backward were not measured under a
-    /// schedule that splits it, they come from the first schedule by name that has them, and
-    /// likewise for whole backwards. Selective re-materialization is measured under one schedule
-    /// only.
+    /// for other schedules that split backwards and for made orders those under ZB-H1, otherwise
+    /// those in `sizes`. Other sizes lie on the line through the two nearest ones; a single size is
+    /// scaled in proportion. If the halves of a backward were not measured under a schedule that
+    /// splits it, they come from the first schedule by name that has them, and likewise for whole
+    /// backwards. Selective re-materialization is measured under one schedule only.
     pub fn at(&self, samples: usize, schedule: &Schedule) -> Vec<LayerCost> {
-        let own = self.under.get(&schedule.to_string()).unwrap_or(&self.sizes);
+        self.at_as(samples, &self.measured_as(schedule), may_split(schedule))
+    }
+
+    /// Like [`ModelCosts::at`], for every order of the stages that `schedule` runs: also with the
+    /// halves of backwards, if they were measured.
+    pub fn at_in_any_order(&self, samples: usize, schedule: &Schedule) -> Vec<LayerCost> {
+        self.at_as(samples, &self.measured_as(schedule), true)
+    }
+
+    /// The name of the schedule under which the costs of `schedule` were measured, or its own.
+    fn measured_as(&self, schedule: &Schedule) -> String {
+        let name = schedule.to_string();
+        match may_split(schedule) && !self.under.contains_key(&name) {
+            true => Schedule::ZbH1.to_string(),
+            false => name,
+        }
+    }
+
+    fn at_as(&self, samples: usize, name: &str, with_halves: bool) -> Vec<LayerCost> {
+        let own = self.under.get(name).unwrap_or(&self.sizes);
         let found = match own.get(&samples).or_else(|| self.sizes.get(&samples)) {
             Some(found) => Some(found.clone()),
             None => between(own, samples),
@@ -346,7 +371,7 @@ impl ModelCosts {
                 };
             }
         }
-        if !schedule.splits() {
+        if !with_halves {
             return costs;
         }
         let split = |sizes: &&Sizes| sizes.values().flatten().any(LayerCost::has_halves);

@@ -3,8 +3,9 @@
 //! The search builds active schedules (Giffler and Thompson 1960): of all actions that could run
 //! next, the one that would end first is found, and one branch is opened for each action that could
 //! begin on its device before that end. Some best order is active, because moving an action earlier
-//! never hurts. There is one exception: a forward may take the room that another stage of its
-//! device needs. There, leaving it out for now is a branch, too.
+//! never hurts. There are two exceptions. A forward may take the room that another stage of its
+//! device needs: leaving it out for now is a branch, too. And a backward may be shorter right after
+//! its own forward ([`Problem::keeps_adjacent`]): then nothing is proven.
 //!
 //! A branch ends if its bound is no less than the best step, or if the same actions were done
 //! before with no device, message or link later.
@@ -46,8 +47,15 @@ pub(super) fn search(
     let left = BRANCHES_MIN + budget / BRANCH_ACTIONS;
     let mut search = Search { path, best, bound, left, order, seen: HashMap::new(), problem };
     search.descend(&Machine::new(problem), &mut Vec::new());
-    let proven = if search.left > 0 { search.best.makespan } else { bound };
+    let is_proven = search.left > 0 && !depends_on_neighbours(problem);
+    let proven = if is_proven { search.best.makespan } else { bound };
     (search.best, proven)
+}
+
+/// Whether a backward takes less time right after its own forward.
+fn depends_on_neighbours(problem: &Problem) -> bool {
+    let times = problem.stages.iter().zip(&problem.smaller).zip(&problem.keeps_adjacent);
+    times.into_iter().any(|((own, smaller), keeps)| *keeps && own.again.max(smaller.again) > 0)
 }
 
 struct Search<'a> {
@@ -94,11 +102,13 @@ impl Search<'_> {
             let mut after = machine.clone();
             after.run(next, start);
             self.order[device].push(next);
-            let mut still = match next.kind {
-                // What was left out may run again once there is more room.
-                Kind::Weight | Kind::Whole => Vec::new(),
-                _ => passed.clone(),
+            // What was left out may run again once there is more room.
+            let frees = match next.kind {
+                Kind::Forward => false,
+                Kind::Input => machine.frees(next.stage),
+                Kind::Weight | Kind::Whole => true,
             };
+            let mut still = if frees { Vec::new() } else { passed.clone() };
             self.descend(&after, &mut still);
             self.order[device].pop();
         }

@@ -80,6 +80,12 @@ impl<'a> Machine<'a> {
         self.held[device].saturating_add(held) <= self.problem.room[device]
     }
 
+    /// Whether the first half of the next backward of `stage` makes room.
+    pub(super) fn frees(&self, stage: usize) -> bool {
+        let times = self.problem.times(stage, self.done[stage][1]);
+        times.split < times.held
+    }
+
     /// What the backward of a micro-batch recomputes, if it runs now.
     fn again(&self, stage: usize, micro_batch: usize) -> u64 {
         let device = self.problem.placement[stage];

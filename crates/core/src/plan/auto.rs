@@ -12,6 +12,7 @@
 
 use super::{Plan, PlanDevice, PlanError, Prediction, check, costs_of, predict, request::Request};
 use crate::{
+    cost::LayerCost,
     made::{Made, Problem, StageTimes, Transit, lower_bound, make},
     memory::StageBytes,
     remat::Remat,
@@ -119,7 +120,10 @@ fn ordered(
 ) -> Result<Option<Ordered>, PlanError> {
     let micro_batches = plan.micro_batches.min(request.samples);
     let devices = &request.devices[..plan.devices().min(request.devices.len())];
-    let mut problem = problem(request, devices, plan, stage_times)?;
+    // A made order is priced with what was measured under ZB-H1, if it was. Of splitting schedules,
+    // this is the price of all.
+    let at = |samples| request.model.at_in_any_order(samples, &Schedule::ZbH1);
+    let mut problem = problem((request, &at), devices, plan, stage_times)?;
     // What is proven of the order made here holds for every order only if the problem is no harder
     // than the plan: room for all, every gradient waited for, and policies that do not depend on
     // the order.
@@ -129,7 +133,7 @@ fn ordered(
         && problem.smaller_from == micro_batches;
     // A schedule has to be correct also where everything is trained.
     problem.waits_for_gradient.fill(true);
-    let least = bound(request, plan)?;
+    let least = lower(request, plan, &at)?;
     let mut starts = also.to_vec();
     let named = Schedule::NAMED.iter().chain(&request.schedules).chain([&plan.schedule]);
     let fitting = named.filter(|own| {
@@ -162,16 +166,23 @@ fn ordered(
     Ok(None)
 }
 
-/// A time that no order of the plan's stages undercuts.
+/// A time that no order of the plan's stages undercuts, with the costs that price the plan.
 ///
 /// # Errors
 /// [`PlanError`] if settings do not fit each other.
 pub(super) fn bound(request: &Request<'_>, plan: &Plan) -> Result<Nanos, PlanError> {
+    lower(request, plan, &|samples| request.model.at_in_any_order(samples, &plan.schedule))
+}
+
+fn lower(request: &Request<'_>, plan: &Plan, at: Layers<'_>) -> Result<Nanos, PlanError> {
     let devices = &request.devices[..plan.devices().min(request.devices.len())];
     let room = vec![u64::MAX / 2; devices.len()];
-    let problem = Problem { room, ..problem(request, devices, plan, least_times)? };
+    let problem = Problem { room, ..problem((request, at), devices, plan, least_times)? };
     Ok(Nanos(lower_bound(&problem)))
 }
+
+/// The costs of the layers for a number of samples.
+type Layers<'a> = &'a dyn Fn(usize) -> Vec<LayerCost>;
 
 /// By device, the bytes over its cap.
 fn over(prediction: &Prediction, devices: &[PlanDevice]) -> Vec<u64> {
@@ -185,7 +196,7 @@ fn over(prediction: &Prediction, devices: &[PlanDevice]) -> Vec<u64> {
 /// What an order is made for. `times_of` gives the times and bytes of a stage, from what it sends
 /// of a micro-batch, too.
 fn problem(
-    request: &Request<'_>,
+    (request, at): (&Request<'_>, Layers<'_>),
     devices: &[PlanDevice],
     plan: &Plan,
     times_of: fn(&StageCost, &StageBytes, Remat, u64) -> StageTimes,
@@ -198,13 +209,10 @@ fn problem(
     let (topology, purposes) = of_cut(&ranges, model.across(&skips, &ties));
     let placement = plan.schedule.placement(devices.len());
     let placed: Vec<PlanDevice> = placement.iter().map(|&device| devices[device]).collect();
-    // Costs of whole and of split backwards, if both are known.
     let larger = samples.div_ceil(micro_batches);
-    let splits = model.has_halves(larger, &Schedule::ZbH1);
-    let schedule = if splits { Schedule::ZbH1 } else { Schedule::OneFOneB };
-    let priced = Plan { schedule: schedule.clone(), ..plan.clone() };
-    let (costs, edges) = costs_of(model, &placed, samples, &priced, &ranges, &purposes);
-    let layers = model.at(larger, &schedule);
+    let (costs, edges) = costs_of(model, &placed, (samples, at), plan, &ranges, &purposes);
+    let layers = at(larger);
+    let splits = layers.iter().any(LayerCost::has_halves);
     let bytes: Vec<StageBytes> = ranges
         .iter()
         .enumerate()
@@ -245,6 +253,14 @@ fn problem(
         own.memory.map_or(u64::MAX / 2, |cap| cap.0.saturating_sub(base))
     });
     let larger = times(&costs.stages);
+    let of_stage = |own: &StageTimes| -> u128 {
+        [own.forward, own.again, own.backward, own.input, own.weight].map(u128::from).iter().sum()
+    };
+    let all: u128 = larger.iter().map(of_stage).sum();
+    if all.saturating_mul(micro_batches as u128) > u128::from(u64::MAX / 4) {
+        let text = "the times of the layers are too long to make an order for them";
+        return Err(PlanError::Setting(text.into()));
+    }
     Ok(Problem {
         smaller: if costs.smaller.is_empty() { larger.clone() } else { times(&costs.smaller) },
         smaller_from: costs.smaller_from.map_or(micro_batches, |first| first.index()),

@@ -30,7 +30,11 @@ pub fn explain(found: &Found) -> String {
         Some([low, high]) => format!(" [{low} .. {high}]"),
         None => String::new(),
     };
-    let exact = found.within().unwrap_or(exact);
+    let exact = match (found.within(), &found.made) {
+        (Some(within), Some(_)) => format!("{exact}\n{within}"),
+        (Some(within), None) => within,
+        (None, _) => exact,
+    };
     // Writing to a String cannot fail.
     let _ = writeln!(
         text,
@@ -87,9 +91,10 @@ impl Found {
         let Faster { plan, step, interval: [low, high] } = self.faster.as_ref()?;
         let Plan { balance, micro_batches, schedule, .. } = plan;
         let less = Percent::more(self.prediction.step().0, step.0);
+        let kept = if self.made.is_some() { "M" } else { "this" };
         Some(format!(
             "K {}, M {micro_batches}, {schedule} would be {less} faster ({step} [{low} .. \
-            {high}]): that is within the spread of the costs, so this is what is configured",
+            {high}]): that is within the spread of the costs, so {kept} is what is configured",
             balance.len(),
         ))
     }

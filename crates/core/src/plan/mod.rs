@@ -45,7 +45,7 @@ use serde::{Deserialize, Serialize};
 use self::text::schedule as schedule_text;
 
 use crate::{
-    cost::{BadCosts, ModelCosts},
+    cost::{BadCosts, LayerCost, ModelCosts},
     ids::{MicroBatch, StageId},
     lower::{LowerError, Program, RematSet, lower},
     memory::{EdgeBytes, StageBytes, peaks, series},
@@ -259,7 +259,8 @@ pub fn predict(
     let compute = plan.remat.apply(&plan.schedule.actions(devices.len(), micro_batches));
     let program = lower(&compute, &topology, micro_batches)?;
     let placed: Vec<PlanDevice> = placement.iter().map(|&device| devices[device]).collect();
-    let (simulated, edges) = costs_of(model, &placed, samples, plan, &ranges, &purposes);
+    let at = |samples| model.at(samples, &plan.schedule);
+    let (simulated, edges) = costs_of(model, &placed, (samples, &at), plan, &ranges, &purposes);
     let larger = samples.div_ceil(micro_batches);
     let costs = model.at(larger, &plan.schedule);
     let bytes = ranges.iter().enumerate();
@@ -351,14 +352,14 @@ fn check_size(stages: usize, micro_batches: usize, samples: usize) -> Result<(),
 fn costs_of(
     model: &ModelCosts,
     devices: &[PlanDevice],
-    samples: usize,
+    (samples, layers): (usize, &dyn Fn(usize) -> Vec<LayerCost>),
     plan: &Plan,
     ranges: &[Range<usize>],
     purposes: &[Purpose],
 ) -> (Costs, Vec<EdgeBytes>) {
     let micro_batches = plan.micro_batches.min(samples).max(1);
     let (larger, smaller) = (samples.div_ceil(micro_batches), samples / micro_batches);
-    let costs = model.at(larger, &plan.schedule);
+    let costs = layers(larger);
     let at = |costs: &[_]| -> Vec<StageCost> {
         let stage = |(stage, (range, device)): (usize, (&Range<usize>, &PlanDevice))| {
             model.stage_cost(range.clone(), costs, plan.remat.of(stage), device.speed)
@@ -368,7 +369,7 @@ fn costs_of(
     let edges = model.edge_bytes(ranges, &costs, larger, purposes);
     let simulated = Costs {
         stages: at(&costs),
-        smaller: if smaller < larger { at(&model.at(smaller, &plan.schedule)) } else { Vec::new() },
+        smaller: if smaller < larger { at(&layers(smaller)) } else { Vec::new() },
         smaller_from: (smaller < larger).then(|| MicroBatch::from_index(samples % micro_batches)),
         links: model.link_costs(&edges),
     };

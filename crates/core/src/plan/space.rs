@@ -331,7 +331,8 @@ impl<'a> Space<'a> {
             let lowered = Lowered { program, capacity: None, moments: None };
             self.programs.insert(key.clone(), lowered);
         }
-        let (costs, edges) = costs_of(model, devices, samples, plan, &ranges, &purposes);
+        let at = |samples| model.at(samples, &plan.schedule);
+        let (costs, edges) = costs_of(model, devices, (samples, &at), plan, &ranges, &purposes);
         let Some(lowered) = self.programs.get_mut(&key) else {
             return Err(PlanError::Setting("a program was lost".into()));
         };
