@@ -1,9 +1,9 @@
 //! Ways to use a machine's cores: a pipeline with a thread for each stage, fewer stages with
 //! several threads each, and replicas of a shorter pipeline.
 //!
-//! A replica's step includes the sum of gradients. It moves about 6 + 3 (R - 1) times the bytes of
-//! the gradients through memory, on each replica's thread: it collects them, copies them, adds
-//! those of the others, and stores the sums. How fast that is, is measured here.
+//! A replica's step includes the sum of gradients. It moves about 4 + 3 (R - 1) times the bytes of
+//! the gradients through memory: each replica's thread collects its own and stores the sums, and
+//! one of them adds those of all. How fast that is, is measured here.
 
 use std::{path::Path, thread, time::Instant};
 
@@ -140,7 +140,7 @@ pub(crate) fn time_of_sums(replicas: usize, gradients: Bytes) -> Result<Nanos, C
         Ok::<_, CliError>(slowest)
     })?;
     let per_byte = slowest / (MOVED as f64 * 4.0 * ELEMENTS as f64);
-    let moved = (6 + MOVED * (replicas as u64 - 1)) as f64 * gradients.0 as f64;
+    let moved = (4 + MOVED * (replicas as u64 - 1)) as f64 * gradients.0 as f64;
     Ok(Nanos((moved * per_byte * 1e9) as u64))
 }
 

@@ -1,6 +1,7 @@
 //! Replicas as threads of one process. They meet as processes do, over the loopback interface, and
-//! so share deadlines and failures. Their gradients do not travel: each replica adds those of all
-//! replicas in the order of their ranks, which gives the bits that as many processes get.
+//! so share deadlines and failures. Their gradients do not travel: one replica adds those of all
+//! replicas in the order of their ranks, which gives the bits that as many processes get, and all
+//! of them read the sum.
 //!
 //! ```no_run
 //! use std::{sync::Arc, thread, time::Duration};
@@ -29,7 +30,7 @@ use std::{
 
 use gpipe::processes::{PeerError, Summing};
 use gpipe_core::StageId;
-use tch::{TchError, Tensor};
+use tch::Tensor;
 
 use crate::{
     joining::{Meeting, Store},
@@ -96,11 +97,37 @@ struct Board {
     changed: Condvar,
 }
 
-/// The tensors of one exchange, by replica.
+/// One exchange of tensors.
 struct Exchange {
+    /// By replica, until they are combined.
     tensors: Vec<Option<Tensor>>,
+    combined: Combined,
     /// How many replicas are done with it.
     ended: usize,
+}
+
+/// What comes of the tensors of all replicas.
+enum Combined {
+    NotYet,
+    /// A replica is at it.
+    UnderWay,
+    /// It shares memory with the tensor of one replica.
+    Done(Tensor),
+    Failed(String),
+}
+
+/// What a look at the board finds.
+enum Look<T> {
+    There(T),
+    /// What is missing.
+    Missing(String),
+    Failed(String),
+}
+
+/// A replica combines the tensors of all, or takes what another one made of them.
+enum Turn {
+    Combine(Vec<Tensor>),
+    Take(Tensor),
 }
 
 impl Board {
@@ -123,47 +150,100 @@ struct StageBoard {
 }
 
 impl StageBoard {
-    fn start(&mut self, tensor: Tensor, from: Option<usize>) {
+    fn start(&mut self, tensor: Tensor, from: Option<usize>) -> Result<(), PeerError> {
+        if self.replica == 0 {
+            self.wait_for_release()?;
+        }
         let key = (self.stage, self.pipeline, self.next);
         let mut exchanges = self.board.exchanges();
-        let empty = || Exchange { tensors: (0..self.replicas).map(|_| None).collect(), ended: 0 };
+        let empty = || Exchange {
+            tensors: (0..self.replicas).map(|_| None).collect(),
+            combined: Combined::NotYet,
+            ended: 0,
+        };
         exchanges.entry(key).or_insert_with(empty).tensors[self.replica] = Some(tensor);
         drop(exchanges);
         self.board.changed.notify_all();
         self.begun.push_back((self.next, from));
         self.next += 1;
+        Ok(())
     }
 
-    /// The tensors of all replicas in exchange `number`. They share memory with the replicas' own.
-    fn all(&self, number: u64) -> Result<Vec<Tensor>, PeerError> {
-        let key = (self.stage, self.pipeline, number);
+    /// Waits until all replicas are done with the exchanges that replica 0 is done with. Sums are in
+    /// its memory, where there is room for those under way.
+    fn wait_for_release(&self) -> Result<(), PeerError> {
+        let first = self.begun.front().map_or(self.next, |(number, _)| *number);
+        let own = (self.stage, self.pipeline);
+        self.wait(|exchanges| {
+            match exchanges.keys().any(|key| (key.0, key.1) == own && key.2 < first) {
+                true => Look::Missing("another replica did not take the sums".into()),
+                false => Look::There(()),
+            }
+        })
+    }
+
+    /// Waits until `look` finds something, and not longer than for a message.
+    fn wait<T>(
+        &self,
+        mut look: impl FnMut(&mut HashMap<Key, Exchange>) -> Look<T>,
+    ) -> Result<T, PeerError> {
         let longest = self.shared.longest_wait;
         let until = Instant::now() + longest;
         let mut exchanges = self.board.exchanges();
         loop {
-            let found = exchanges.get(&key);
-            let there: Vec<Option<Tensor>> = found
-                .map(|own| own.tensors.iter().map(|t| t.as_ref().map(Tensor::shallow_clone)))
-                .into_iter()
-                .flatten()
-                .collect();
-            let missing = there.iter().position(Option::is_none);
-            if missing.is_none() && !there.is_empty() {
-                return Ok(there.into_iter().flatten().collect());
-            }
+            let missing = match look(&mut exchanges) {
+                Look::There(found) => return Ok(found),
+                Look::Failed(reason) => return Err(self.shared.own(reason)),
+                Look::Missing(what) => what,
+            };
             if let Some(failed) = self.shared.failed() {
                 return Err(failed);
             }
             if Instant::now() >= until {
-                let missing = missing.unwrap_or_default();
-                return Err(self.shared.own(format!(
-                    "replica {missing} did not bring its part of stage {} within {longest:.0?}",
-                    self.stage
-                )));
+                return Err(self
+                    .shared
+                    .own(format!("{missing} of stage {} within {longest:.0?}", self.stage)));
             }
             let waited = self.board.changed.wait_timeout(exchanges, LOOK);
             exchanges = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+    }
+
+    /// The combined tensors of an exchange. The first replica that finds all of them combines them,
+    /// and the others get the same memory.
+    fn combined(&self, number: u64, from: Option<usize>) -> Result<Tensor, PeerError> {
+        let key = (self.stage, self.pipeline, number);
+        let turn = self.wait(|exchanges| {
+            let Some(own) = exchanges.get_mut(&key) else {
+                return Look::Missing("an exchange did not begin".into());
+            };
+            match &own.combined {
+                Combined::Done(tensor) => return Look::There(Turn::Take(tensor.shallow_clone())),
+                Combined::Failed(reason) => return Look::Failed(reason.clone()),
+                Combined::UnderWay => {
+                    return Look::Missing("another replica did not finish a sum".into());
+                }
+                Combined::NotYet => {}
+            }
+            if let Some(missing) = own.tensors.iter().position(Option::is_none) {
+                return Look::Missing(format!("replica {missing} did not bring its part"));
+            }
+            own.combined = Combined::UnderWay;
+            Look::There(Turn::Combine(own.tensors.iter_mut().filter_map(Option::take).collect()))
+        })?;
+        let all = match turn {
+            Turn::Take(tensor) => return Ok(tensor),
+            Turn::Combine(all) => all,
+        };
+        let made = combine(all, from);
+        if let Some(own) = self.board.exchanges().get_mut(&key) {
+            own.combined = match &made {
+                Ok(tensor) => Combined::Done(tensor.shallow_clone()),
+                Err(reason) => Combined::Failed(reason.clone()),
+            };
+        }
+        self.board.changed.notify_all();
+        made.map_err(|reason| self.shared.own(reason))
     }
 
     /// Records that this replica is done with an exchange. The last one removes it.
@@ -176,50 +256,44 @@ impl StageBoard {
                 exchanges.remove(&key);
             }
         }
-    }
-
-    fn combined(&self, all: &[Tensor], from: Option<usize>) -> Result<Tensor, PeerError> {
-        let own = &all[self.replica];
-        if all.iter().any(|t| t.size() != own.size() || t.kind() != own.kind()) {
-            let reason = "the replicas' tensors differ in size or dtype".to_owned();
-            return Err(self.shared.own(reason));
-        }
-        let combined = match from {
-            Some(from) => all[from].f_detach_copy(),
-            None => in_rank_order(all),
-        };
-        combined.map_err(|error| self.shared.own(error.to_string()))
+        drop(exchanges);
+        self.board.changed.notify_all();
     }
 }
 
-/// The sum, in the order of the ranks.
-fn in_rank_order(all: &[Tensor]) -> Result<Tensor, TchError> {
+/// The tensor of replica `from`, or the sum of all in the order of the ranks, which is added into
+/// the first. Whoever receives it only reads it.
+fn combine(all: Vec<Tensor>, from: Option<usize>) -> Result<Tensor, String> {
     let _no_grad = tch::no_grad_guard();
-    let mut sum = all[0].f_detach_copy()?;
+    let alike = |tensor: &Tensor| tensor.size() == all[0].size() && tensor.kind() == all[0].kind();
+    if !all.iter().all(alike) {
+        return Err("the replicas' tensors differ in size or dtype".into());
+    }
+    if let Some(from) = from {
+        // Its owner changes it in an update, which cannot come before all have begun the next step.
+        return Ok(all[from].shallow_clone());
+    }
+    let mut sum = all[0].shallow_clone();
     for other in &all[1..] {
-        let _ = sum.f_add_(other)?;
+        let _ = sum.f_add_(other).map_err(|error| error.to_string())?;
     }
     Ok(sum)
 }
 
 impl Summing for StageBoard {
     fn begin(&mut self, tensor: Tensor) -> Result<(), PeerError> {
-        self.start(tensor, None);
-        Ok(())
+        self.start(tensor, None)
     }
 
     fn begin_broadcast(&mut self, tensor: Tensor, from: usize) -> Result<(), PeerError> {
-        self.start(tensor, Some(from));
-        Ok(())
+        self.start(tensor, Some(from))
     }
 
     fn end(&mut self) -> Result<Tensor, PeerError> {
         let Some((number, from)) = self.begun.pop_front() else {
             return Err(self.shared.own("a sum ends that has not begun".into()));
         };
-        let all = self.all(number)?;
-        let combined = self.combined(&all, from);
-        drop(all);
+        let combined = self.combined(number, from);
         self.done(number);
         combined
     }
