@@ -9,7 +9,7 @@ use gpipe_observe::picture::{self, Panel, Scene};
 use crate::{
     CliError,
     args::PlanArguments,
-    config::Config,
+    config::{Config, OnUnreadableChoice},
     files::write_aside,
     machine,
     output::say,
@@ -52,23 +52,29 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         schedules,
         balance,
         remat,
+        is_quiet: false,
     };
-    let found = find(&mut source, &devices, &config, choices.clone())?;
-    let deployment = Deployment { replicas: 1, threads: config.pipeline.threads_per_stage };
-    let mut way = Way { deployment, source, devices, config, found, sums: Nanos(0) };
-    let mut others = Vec::new();
+    let found = find(&mut source, &devices, &config, choices.clone());
+    let mut ways = Vec::new();
     // A way to use other devices, or other numbers of stages, is not asked for.
     let is_open = arguments.stages.is_empty() && arguments.profile.is_none();
     let are_alike = arguments.speed.is_empty() && caps.len() <= 1;
-    let are_here = way.devices.len() <= machine::cores();
-    if !way.source.analytic && is_open && are_alike && are_here {
-        others = other_ways(arguments, &way, &choices)?;
+    let are_here = devices.len() <= machine::cores();
+    if !source.analytic && is_open && are_alike && are_here {
+        ways = other_ways(arguments, (&config, &devices, &source), &choices)?;
     }
-    if let Some(best) = (0..others.len()).min_by_key(|&at| others[at].step())
-        && others[best].step() < way.step()
-    {
-        std::mem::swap(&mut way, &mut others[best]);
+    let are_compared = !ways.is_empty();
+    match found {
+        Ok(found) => {
+            let deployment = Deployment { replicas: 1, threads: config.pipeline.threads_per_stage };
+            ways.push(Way { deployment, source, devices, config, found, sums: Nanos(0) });
+        }
+        Err(error) if !are_compared => return Err(error),
+        Err(error) => say!("left out: a pipeline of {} stages: {error}", devices.len()),
     }
+    ways.sort_by_key(Way::step);
+    let others = ways.split_off(1);
+    let Some(way) = ways.pop() else { return Ok(()) };
     let text = way.text();
     let Way { deployment, source, devices, config, found, sums } = way;
     say!("costs: {}", source.text);
@@ -76,6 +82,9 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         say!("{}", uncertain(source.analytic));
     }
     say!("{}", explain(&found).trim_end());
+    if sums > Nanos(0) {
+        say!("with the sums of gradients, a step takes {}", found.prediction.step() + sums);
+    }
     if found.advice.is_empty() {
         // If choices were taken away, the best plan may still not be a good one.
         let samples = config.samples_of_a_pipeline();
@@ -97,18 +106,19 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
             }
         );
     }
-    if !others.is_empty() {
+    if are_compared {
         say!("ways to use the cores, a step of each:\n  {text} (chosen)");
-        others.sort_by_key(Way::step);
         others.iter().for_each(|other| say!("  {}", other.text()));
     }
     let name = arguments.config.name();
     let default = PathBuf::from("out").join(format!("{name}.plan.json"));
     let path = arguments.out.clone().unwrap_or(default);
     let mut own = file(&source, &devices, &config, &found);
-    if !others.is_empty() {
+    if are_compared {
         own.deployment = Some(deployment);
         own.predicted.step += sums;
+        let later = |[low, high]: [Nanos; 2]| [low + sums, high + sums];
+        own.predicted.interval = own.predicted.interval.map(later);
     }
     own.write(&path)?;
     say!("{}: gpipe train --plan runs it", path.display());
@@ -125,15 +135,24 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The best plans of other ways to use the devices' cores than the pipeline `of`.
+/// The best plans of other ways to use the devices' cores than one pipeline with a thread for each
+/// stage.
 fn other_ways(
     arguments: &PlanArguments,
-    of: &Way,
+    (config, devices, costs): (&Config, &[PlanDevice], &Source),
     choices: &Choices,
 ) -> Result<Vec<Way>, CliError> {
     let mut all = Vec::new();
-    for (deployment, config, devices) in plan_ways::others(&of.config, &of.devices) {
-        let mut source = of.source.clone();
+    let choices = Choices { is_quiet: true, ..choices.clone() };
+    let no_replicas = why_no_replicas(config, costs);
+    if let Some(reason) = no_replicas.filter(|_| devices.len() > 1) {
+        say!("left out: replicas: {reason}");
+    }
+    for (deployment, config, devices) in plan_ways::others(config, devices) {
+        if deployment.replicas > 1 && no_replicas.is_some() {
+            continue;
+        }
+        let mut source = costs.clone();
         if deployment.threads > 1 {
             let path = profile::path_of_threads(&arguments.config, deployment.threads);
             let Some(own) = plan_ways::costs_of_threads(&config, &path)? else { continue };
@@ -153,6 +172,17 @@ fn other_ways(
         all.push(Way { deployment, source, devices, config, found, sums });
     }
     Ok(all)
+}
+
+/// Why a plan does not choose replicas, if it does not.
+fn why_no_replicas(config: &Config, costs: &Source) -> Option<&'static str> {
+    if costs.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
+        return Some(
+            "batch norms would see micro-batches of another size; --replicas asks for them",
+        );
+    }
+    let skips = config.images.on_unreadable == OnUnreadableChoice::Skip;
+    skips.then_some("images.on_unreadable = \"skip\" is for one replica")
 }
 
 /// Why a predicted step has no interval.
@@ -237,6 +267,8 @@ pub(crate) struct Choices {
     pub takes_the_best: bool,
     pub balance: Option<Vec<usize>>,
     pub remat: Option<RematPolicies>,
+    /// Whether nothing is said of sizes that were not measured, because it was said before.
+    pub is_quiet: bool,
 }
 
 pub(crate) fn find(
@@ -258,13 +290,13 @@ pub(crate) fn find(
     powers.sort_unstable();
     powers.dedup();
     let is_measured = |m: usize| source.analytic || source.costs.has_size(samples.div_ceil(m));
-    if choices.micro_batches.is_empty() {
+    if choices.micro_batches.is_empty() && !choices.is_quiet {
         tell_unmeasured(&powers, samples, is_measured);
     }
     powers.retain(|&m| is_measured(m));
     for &m in &choices.micro_batches {
         let size = samples.div_ceil(m.clamp(1, samples));
-        if !source.costs.has_size(size) {
+        if !source.costs.has_size(size) && !choices.is_quiet {
             say!(
                 "M = {m}: micro-batches of {size} samples were not measured; their costs are on a \
                 line through the nearest sizes"

@@ -17,6 +17,7 @@ use crate::{
     output::say,
     plan_costs::measured,
     plan_file::{Deployment, Source},
+    processes::REPLICAS_MAX,
     profile, task,
 };
 
@@ -84,7 +85,8 @@ pub(crate) fn others(
         let left = count / replicas;
         for threads in (1..=left).filter(|&threads| left.is_multiple_of(threads)) {
             let is_one_pipeline = replicas == 1 && threads == 1;
-            if is_one_pipeline || config.samples_of_a_pipeline() < replicas {
+            let are_too_many = config.samples_of_a_pipeline() < replicas || replicas > REPLICAS_MAX;
+            if is_one_pipeline || are_too_many {
                 continue;
             }
             let mut other = config.clone();

@@ -154,7 +154,13 @@ pub(crate) fn measure(
     let mut schedules = Schedule::SEARCHED_EXACTLY.to_vec();
     schedules.sort_by_key(|schedule| schedule != own);
     schedules.push(Schedule::ZbH1);
-    schedules.extend((!schedules.contains(own)).then(|| own.clone()));
+    if !schedules.contains(own) {
+        // A schedule from a file is for one M.
+        match all.iter().find_map(|&m| own.check_micro_batches(m).err()) {
+            None => schedules.push(own.clone()),
+            Some(error) => say!("{own} is not measured: {error}"),
+        }
+    }
     let config = &uncapped;
     let all = that_fit(config, model, all, processes)?;
     let settings = Profiling {

@@ -144,6 +144,16 @@ fn oracle_replicas_run_a_plan() {
         // The copies of gradients whose sums are under way were counted, and not more than twice.
         assert!(most <= own + own / 5, "{most} predicted, {own} held");
     }
+    // Replicas that are threads of one process hold no more than is planned, without messages.
+    let threads = ["--replicas", "2", "--plan", "p.json", "--out", "threads"];
+    folder.succeeds(&with(TRAIN, &threads));
+    assert!(folder.weights("run") == folder.weights("threads"));
+    let step = StepFile::read(&folder.path("threads/step.json")).unwrap();
+    for (own, most) in step.memory.peaks.iter().zip(plan["predicted"]["peaks"].as_array().unwrap())
+    {
+        let most = most.as_u64().unwrap();
+        assert!(own.0 <= most, "{most} predicted, {own} held");
+    }
     // The same by hand.
     let by_hand = folder.path("run/config.toml").display().to_string();
     folder.succeeds(&with(&launch, &["train", &by_hand, "--out", "again"]));

@@ -158,6 +158,19 @@ fn transparency_of_an_order_made_for_the_costs() {
     let text = folder.succeeds(&[&plan[..], &choose, &["--set", "model.blocks=1"]].concat());
     assert!(text.contains("M 3, ") && text.contains("of any order of these stages"), "{text}");
     folder.refuses(&["schedule", "auto", "--stages", "2"], &["gpipe train and gpipe plan make"]);
+
+    // The configuration of a run with a made order: what is for its M alone is not measured.
+    let config = fs::read_to_string(folder.path("tiny.toml")).unwrap();
+    let order = "schedule = \"auto: 0F0 0B0 3F0 3B0 | 1F0 1B0 2F0 2B0\"\nbalance = \"1,1,2,2\"";
+    let order = order.replace("0F0 0B0 3F0 3B0", "0F0 3F0 3B0 0B0");
+    let order = order.replace("1F0 1B0 2F0 2B0", "1F0 2F0 2B0 1B0");
+    let config = config.replace("micro_batches = 3", &format!("micro_batches = 1\n{order}"));
+    fs::write(folder.path("made.toml"), config.replace("mini_batch = 7", "mini_batch = 2"))
+        .unwrap();
+    let made = ["made.toml", "--text", "text.txt"];
+    folder.succeeds(&[&["profile"], &made[..], &["--steps", "1", "--out", "q.json"]].concat());
+    let plan = ["--steps", "2", "--plan", "auto", "--set", "train.validation_tokens=100"];
+    folder.succeeds(&[&["train"], &made[..], &plan, &["--out", "again"]].concat());
 }
 
 /// Both dialects of PyTorch's files, and the two examples.
@@ -199,7 +212,16 @@ fn oracle_pytorchs_files_are_read() {
     refused("0F0, 0X0\n", "column 6: '0X0' is not an action");
     refused("0F0,[0F1;0B0]OVERLAP_F_B\n", "column 5: '[0F1;0B0]OVERLAP_F_B' is not an OVERLAP_F_B");
     refused("0F0,(0F1;)OVERLAP_F_B\n", "column 10: '' is not an action");
+    for wrong in ["(0B0;0F1)", "(0F1)", "(0F1;0B0;0B1)"] {
+        let text = format!("0F0,{wrong}OVERLAP_F_B\n");
+        refused(&text, "column 5: an OVERLAP_F_B is a forward, then a backward");
+    }
     refused(",,\n", "there are no actions");
+    refused("0F0,0B0\n,,\n1F0,1B0\n", "line 2, column 1: this row has no compute actions");
+    // As spreadsheets write it.
+    fs::write(folder.path("marked.csv"), "\u{feff}0F0,0B0\r\n1F0,1B0\r\n,\r\n").unwrap();
+    let text = folder.succeeds(&["schedule", "file:marked.csv"]);
+    assert!(text.contains("\n0F0 0B0\n1F0 1B0"), "{text}");
     let again = ["schedule", "1f1b", "--stages", "2", "--micro-batches", "2", "--remat", "always"];
     let csv = [&again[..], &["--csv", "x.csv"]].concat();
     folder.refuses(&csv, &["--csv x.csv", "0R0", "leave --remat out"]);

@@ -169,8 +169,8 @@ impl StageBoard {
         Ok(())
     }
 
-    /// Waits until all replicas are done with the exchanges that replica 0 is done with. Sums are in
-    /// its memory, where there is room for those under way.
+    /// Waits until all replicas are done with the exchanges that replica 0 is done with. Sums are
+    /// in its memory, where there is room for those under way.
     fn wait_for_release(&self) -> Result<(), PeerError> {
         let first = self.begun.front().map_or(self.next, |(number, _)| *number);
         let own = (self.stage, self.pipeline);

@@ -272,11 +272,18 @@ impl Config {
     }
 
     /// The configuration for measurements and estimates: 1F1B stands for an order that is still to
-    /// be made.
+    /// be made, and for one that was made for another plan.
     pub(crate) fn before_order(&self) -> Self {
         let mut config = self.clone();
-        if config.pipeline.schedule == ScheduleChoice::Auto {
+        let is_order = match &config.pipeline.schedule {
+            ScheduleChoice::Auto => true,
+            ScheduleChoice::Named(Schedule::Custom(own)) => own.is_made(),
+            ScheduleChoice::Named(_) | ScheduleChoice::File(_) => false,
+        };
+        if is_order {
             config.pipeline.schedule = ScheduleChoice::Named(Schedule::OneFOneB);
+            // Cuts and policies may be for more stages than devices.
+            config.set_stages(config.pipeline.stages, true);
         }
         config
     }

@@ -8,7 +8,15 @@
 
 pub(crate) mod launch;
 
-use std::{cell::OnceCell, io, path::Path, sync::Arc, thread::ScopedJoinHandle, time::Duration};
+use std::{
+    cell::OnceCell,
+    io,
+    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    path::Path,
+    sync::Arc,
+    thread::ScopedJoinHandle,
+    time::Duration,
+};
 
 use gpipe::{
     Device,
@@ -24,7 +32,7 @@ use serde::{Serialize, de::DeserializeOwned};
 use crate::{CliError, args::ConfigArguments, config::Config, output};
 
 /// The most replicas in one process.
-const REPLICAS_MAX: usize = 256;
+pub(crate) const REPLICAS_MAX: usize = 256;
 
 /// Path of the file in which a training that has begun writes its run's folder, for the launcher.
 pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
@@ -105,11 +113,14 @@ impl Processes {
             let cluster = Some(Cluster::join(meeting)?);
             let sums = Some(sums.clone());
             let processes = Self { cluster, member: OnceCell::new(), sums };
-            let done = command(&processes);
-            if let Err(error) = &done {
-                processes.fail(error);
+            let done = catch_unwind(AssertUnwindSafe(|| command(&processes)));
+            match &done {
+                Ok(Ok(())) => {}
+                Ok(Err(error)) => processes.fail(error),
+                // The others would wait for its gradients.
+                Err(_) => processes.fail(&failed(io::Error::other("its thread panicked"))),
             }
-            done
+            done.unwrap_or_else(|panic| resume_unwind(panic))
         };
         let ended: Vec<Result<(), CliError>> = std::thread::scope(|scope| {
             let begin = |meeting: Meeting| {
@@ -153,8 +164,9 @@ impl Processes {
         }
         let Some(cluster) = &self.cluster else {
             return Err(CliError::Usage(format!(
-                "pipeline.replicas is {count}, and there is one process: start as many or a \
-                multiple, with gpipe launch --processes {count} or torchrun, or give --replicas 1"
+                "pipeline.replicas is {count}, and there is one process: give --replicas {count} \
+                to run them as threads of it, or --replicas 1, or start as many processes or a \
+                multiple, with gpipe launch --processes {count} or torchrun"
             )));
         };
         let member = match &self.sums {

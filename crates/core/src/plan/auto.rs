@@ -10,7 +10,10 @@
 //!
 //! So the result is never worse than the best named schedule that fits.
 
-use super::{Plan, PlanDevice, PlanError, Prediction, check, costs_of, predict, request::Request};
+use super::{
+    Found, MadeOrder, Plan, PlanDevice, PlanError, Prediction, check, costs_of, limit, predict,
+    request::Request,
+};
 use crate::{
     cost::LayerCost,
     made::{Made, Problem, StageTimes, Transit, lower_bound, make},
@@ -32,23 +35,85 @@ const BUDGET_TIMES: u64 = 30;
 /// An order after a layer has moved gets one part in this many of a candidate's budget.
 const MOVES_SHARE: u64 = 8;
 
+/// The share of a step that an order has to save to replace what is configured.
+const GAIN_MIN: f64 = 0.01;
+
+/// Replaces the plan by one with a made order, or with another named schedule, if that takes less.
+///
+/// If the search kept what is configured because another plan is faster only within the spread of
+/// the costs, M stays: another M changes the last bits. The schedule changes nothing, so it may be
+/// any.
+pub(super) fn with_order(
+    request: &Request<'_>,
+    mut plans: Vec<Plan>,
+    found: Found,
+) -> Result<Found, PlanError> {
+    if found.faster.is_some() {
+        let micro_batches = found.plan.micro_batches;
+        plans.retain(|plan| plan.micro_batches == micro_batches);
+    }
+    let step_of = |plan: &Plan| -> Result<Nanos, PlanError> {
+        let devices = &request.devices[..plan.devices()];
+        Ok(predict(request.model, devices, request.samples, plan)?.step())
+    };
+    let mut named = (found.plan.clone(), found.prediction.step());
+    if let Some(best) = plans.first() {
+        let step = step_of(best)?;
+        if step < named.1 {
+            named = (best.clone(), step);
+        }
+    }
+    // What is configured stays unless the order saves enough.
+    let least = if request.usual.is_some() { GAIN_MIN } else { 0.0 };
+    let saves = |step: Nanos, than: Nanos| (step.0 as f64) < than.0 as f64 * (1.0 - least);
+    let made = best(request, &plans)?.filter(|own| saves(own.step, named.1));
+    let (plan, bound) = match made {
+        Some(own) => (own.plan, own.bound),
+        None if saves(named.1, found.prediction.step()) => {
+            let bound = bound(request, &named.0)?.min(named.1);
+            (named.0.clone(), bound)
+        }
+        None => {
+            let bound = bound(request, &found.plan)?.min(found.prediction.step());
+            return Ok(Found { made: Some(MadeOrder { bound, named }), ..found });
+        }
+    };
+    let devices = &request.devices[..plan.devices()];
+    let prediction = predict(request.model, devices, request.samples, &plan)?;
+    let limits = limit::limit(request.model, devices, request.samples, &plan, &prediction)?;
+    let samples = request.samples.div_ceil(plan.micro_batches.max(1));
+    let spread = request.model.spread(samples, &plan.schedule);
+    let step = prediction.step();
+    Ok(Found {
+        devices: devices.to_vec(),
+        exact: false,
+        interval: spread.map(|spread| spread.around(step)),
+        faster: found
+            .faster
+            .filter(|other| other.plan.micro_batches != plan.micro_batches && other.step < step),
+        made: Some(MadeOrder { bound, named }),
+        limits,
+        advice: Vec::new(),
+        plan,
+        prediction,
+        ..found
+    })
+}
+
 /// A plan with an order that was made for it.
 #[derive(Debug, Clone)]
-pub(super) struct Ordered {
-    pub plan: Plan,
-    pub step: Nanos,
+struct Ordered {
+    plan: Plan,
+    step: Nanos,
     /// No order of the same stages takes less.
-    pub bound: Nanos,
+    bound: Nanos,
 }
 
 /// The best plan with a made order. `candidates` are plans to begin with, the best first.
 ///
 /// # Errors
 /// [`PlanError`] if settings do not fit each other.
-pub(super) fn best(
-    request: &Request<'_>,
-    candidates: &[Plan],
-) -> Result<Option<Ordered>, PlanError> {
+fn best(request: &Request<'_>, candidates: &[Plan]) -> Result<Option<Ordered>, PlanError> {
     let chosen = distinct(candidates, request.devices);
     let budget = request.budget.saturating_mul(BUDGET_TIMES) / (2 * chosen.len().max(1) as u64);
     let mut best: Option<Ordered> = None;
@@ -170,7 +235,7 @@ fn ordered(
 ///
 /// # Errors
 /// [`PlanError`] if settings do not fit each other.
-pub(super) fn bound(request: &Request<'_>, plan: &Plan) -> Result<Nanos, PlanError> {
+fn bound(request: &Request<'_>, plan: &Plan) -> Result<Nanos, PlanError> {
     lower(request, plan, &|samples| request.model.at_in_any_order(samples, &plan.schedule))
 }
 

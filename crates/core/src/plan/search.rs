@@ -32,9 +32,6 @@ const SHARE: u64 = 2;
 /// Each alternative that was not searched may use one part in this many of the budget.
 const OTHERS_SHARE: u64 = 64;
 
-/// The share of a step that a made order has to save to replace what is configured.
-const ORDER_GAIN_MIN: f64 = 0.01;
-
 /// The best plan that was found.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Found {
@@ -148,69 +145,7 @@ pub fn search(request: &Request<'_>) -> Result<Found, PlanError> {
     bounds.extend(others);
     let plans = search.plans();
     let found = search.found(&bounds)?;
-    if request.makes_orders { with_order(request, plans, found) } else { Ok(found) }
-}
-
-/// Replaces the plan by one with a made order, or with another named schedule, if that takes less.
-///
-/// If the search kept what is configured because another plan is faster only within the spread of
-/// the costs, M stays: another M changes the last bits. The schedule changes nothing, so it may be
-/// any.
-fn with_order(
-    request: &Request<'_>,
-    mut plans: Vec<Plan>,
-    found: Found,
-) -> Result<Found, PlanError> {
-    if found.faster.is_some() {
-        let micro_batches = found.plan.micro_batches;
-        plans.retain(|plan| plan.micro_batches == micro_batches);
-    }
-    let step_of = |plan: &Plan| -> Result<Nanos, PlanError> {
-        let devices = &request.devices[..plan.devices()];
-        Ok(predict(request.model, devices, request.samples, plan)?.step())
-    };
-    let mut named = (found.plan.clone(), found.prediction.step());
-    if let Some(best) = plans.first() {
-        let step = step_of(best)?;
-        if step < named.1 {
-            named = (best.clone(), step);
-        }
-    }
-    // What is configured stays unless the order saves enough.
-    let least = if request.usual.is_some() { ORDER_GAIN_MIN } else { 0.0 };
-    let saves = |step: Nanos, than: Nanos| (step.0 as f64) < than.0 as f64 * (1.0 - least);
-    let made = auto::best(request, &plans)?.filter(|own| saves(own.step, named.1));
-    let (plan, bound) = match made {
-        Some(own) => (own.plan, own.bound),
-        None if saves(named.1, found.prediction.step()) => {
-            let bound = auto::bound(request, &named.0)?.min(named.1);
-            (named.0.clone(), bound)
-        }
-        None => {
-            let bound = auto::bound(request, &found.plan)?.min(found.prediction.step());
-            return Ok(Found { made: Some(MadeOrder { bound, named }), ..found });
-        }
-    };
-    let devices = &request.devices[..plan.devices()];
-    let prediction = predict(request.model, devices, request.samples, &plan)?;
-    let limits = limit::limit(request.model, devices, request.samples, &plan, &prediction)?;
-    let samples = request.samples.div_ceil(plan.micro_batches.max(1));
-    let spread = request.model.spread(samples, &plan.schedule);
-    let step = prediction.step();
-    Ok(Found {
-        devices: devices.to_vec(),
-        exact: false,
-        interval: spread.map(|spread| spread.around(step)),
-        faster: found
-            .faster
-            .filter(|other| other.plan.micro_batches != plan.micro_batches && other.step < step),
-        made: Some(MadeOrder { bound, named }),
-        limits,
-        advice: Vec::new(),
-        plan,
-        prediction,
-        ..found
-    })
+    if request.makes_orders { auto::with_order(request, plans, found) } else { Ok(found) }
 }
 
 impl<'r> Search<'r, '_> {

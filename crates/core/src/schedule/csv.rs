@@ -82,6 +82,8 @@ pub(super) fn tokens<'a>(
 ) -> Result<Vec<Token<'a>>, Found> {
     let mut found = Vec::new();
     let mut column = 1;
+    // Spreadsheets begin a file with a mark of the byte order.
+    let text = if line == 1 { text.trim_start_matches('\u{feff}') } else { text };
     for cell in text.split(',') {
         let start = cell.len() - cell.trim_start().len();
         let at = column + cell[..start].chars().count();
@@ -114,6 +116,11 @@ fn overlapped<'a>(word: Token<'a>, inside: &'a str) -> Result<Vec<Token<'a>>, Fo
     for action in actions.split(';') {
         found.push(Token { column, text: action.trim(), ..word });
         column += action.chars().count() + 1;
+    }
+    let kinds: Vec<bool> = found.iter().map(|action| action.text.contains('F')).collect();
+    if kinds != [true, false] {
+        let reason = format!("an {OVERLAP} is a forward, then a backward, like (0F3;7B1){OVERLAP}");
+        return Err((word.line, word.column, reason));
     }
     Ok(found)
 }

@@ -89,7 +89,20 @@ impl CustomSchedule {
     /// As [`CustomSchedule::parse`].
     pub fn parse_csv(name: &str, text: &str) -> Result<Self, BadSchedule> {
         let mut omitted = Omitted::default();
-        let read = read(text, |line, text| csv::tokens(line, text, &mut omitted));
+        let mut empty = None;
+        let read = read(text, |line, text| {
+            let tokens = csv::tokens(line, text, &mut omitted)?;
+            match (tokens.is_empty(), empty) {
+                (true, None) => empty = Some(line),
+                (false, Some(empty)) => {
+                    let reason =
+                        "this row has no compute actions, and rows of other devices follow";
+                    return Err((empty, 1, reason.to_owned()));
+                }
+                _ => {}
+            }
+            Ok(tokens)
+        });
         let ascends = read.and_then(|(lists, places)| match csv::descends(&lists) {
             Some((device, position)) => {
                 let at = places.get(device).and_then(|own| own.get(position)).copied();
