@@ -99,21 +99,12 @@ struct Board {
 
 /// One exchange of tensors.
 struct Exchange {
-    /// By replica, until they are combined.
+    /// By replica; none once they are combined.
     tensors: Vec<Option<Tensor>>,
-    combined: Combined,
+    /// What came of them, or why nothing did.
+    combined: Option<Result<Tensor, String>>,
     /// How many replicas are done with it.
     ended: usize,
-}
-
-/// What comes of the tensors of all replicas.
-enum Combined {
-    NotYet,
-    /// A replica is at it.
-    UnderWay,
-    /// It shares memory with the tensor of one replica.
-    Done(Tensor),
-    Failed(String),
 }
 
 /// What a look at the board finds.
@@ -122,12 +113,6 @@ enum Look<T> {
     /// What is missing.
     Missing(String),
     Failed(String),
-}
-
-/// A replica combines the tensors of all, or takes what another one made of them.
-enum Turn {
-    Combine(Vec<Tensor>),
-    Take(Tensor),
 }
 
 impl Board {
@@ -145,34 +130,45 @@ struct StageBoard {
     replicas: usize,
     /// The number of the next exchange.
     next: u64,
-    /// The exchanges under way, and for a broadcast the replica whose tensor all get.
-    begun: VecDeque<(u64, Option<usize>)>,
+    /// The exchanges under way.
+    begun: VecDeque<u64>,
 }
 
 impl StageBoard {
+    /// Leaves this replica's tensor. The last replica to do so combines those of all, so a layer's
+    /// gradients are summed as soon as all have them.
     fn start(&mut self, tensor: Tensor, from: Option<usize>) -> Result<(), PeerError> {
         if self.replica == 0 {
             self.wait_for_release()?;
         }
         let key = (self.stage, self.pipeline, self.next);
-        let mut exchanges = self.board.exchanges();
+        self.begun.push_back(self.next);
+        self.next += 1;
         let empty = || Exchange {
             tensors: (0..self.replicas).map(|_| None).collect(),
-            combined: Combined::NotYet,
+            combined: None,
             ended: 0,
         };
-        exchanges.entry(key).or_insert_with(empty).tensors[self.replica] = Some(tensor);
+        let mut exchanges = self.board.exchanges();
+        let own = exchanges.entry(key).or_insert_with(empty);
+        own.tensors[self.replica] = Some(tensor);
+        if own.tensors.iter().any(Option::is_none) {
+            return Ok(());
+        }
+        let all = std::mem::take(&mut own.tensors).into_iter().flatten().collect();
         drop(exchanges);
+        let combined = combine(all, from);
+        if let Some(own) = self.board.exchanges().get_mut(&key) {
+            own.combined = Some(combined);
+        }
         self.board.changed.notify_all();
-        self.begun.push_back((self.next, from));
-        self.next += 1;
         Ok(())
     }
 
     /// Waits until all replicas are done with the exchanges that replica 0 is done with. Sums are
     /// in its memory, where there is room for those under way.
     fn wait_for_release(&self) -> Result<(), PeerError> {
-        let first = self.begun.front().map_or(self.next, |(number, _)| *number);
+        let first = self.begun.front().copied().unwrap_or(self.next);
         let own = (self.stage, self.pipeline);
         self.wait(|exchanges| {
             match exchanges.keys().any(|key| (key.0, key.1) == own && key.2 < first) {
@@ -209,41 +205,22 @@ impl StageBoard {
         }
     }
 
-    /// The combined tensors of an exchange. The first replica that finds all of them combines them,
-    /// and the others get the same memory.
-    fn combined(&self, number: u64, from: Option<usize>) -> Result<Tensor, PeerError> {
+    /// What came of the tensors of all replicas. All of them get the same memory.
+    fn combined(&self, number: u64) -> Result<Tensor, PeerError> {
         let key = (self.stage, self.pipeline, number);
-        let turn = self.wait(|exchanges| {
-            let Some(own) = exchanges.get_mut(&key) else {
+        self.wait(|exchanges| {
+            let Some(own) = exchanges.get(&key) else {
                 return Look::Missing("an exchange did not begin".into());
             };
             match &own.combined {
-                Combined::Done(tensor) => return Look::There(Turn::Take(tensor.shallow_clone())),
-                Combined::Failed(reason) => return Look::Failed(reason.clone()),
-                Combined::UnderWay => {
-                    return Look::Missing("another replica did not finish a sum".into());
-                }
-                Combined::NotYet => {}
+                Some(Ok(tensor)) => Look::There(tensor.shallow_clone()),
+                Some(Err(reason)) => Look::Failed(reason.clone()),
+                None => Look::Missing(match own.tensors.iter().position(Option::is_none) {
+                    Some(missing) => format!("replica {missing} did not bring its part"),
+                    None => "another replica did not finish the sum".into(),
+                }),
             }
-            if let Some(missing) = own.tensors.iter().position(Option::is_none) {
-                return Look::Missing(format!("replica {missing} did not bring its part"));
-            }
-            own.combined = Combined::UnderWay;
-            Look::There(Turn::Combine(own.tensors.iter_mut().filter_map(Option::take).collect()))
-        })?;
-        let all = match turn {
-            Turn::Take(tensor) => return Ok(tensor),
-            Turn::Combine(all) => all,
-        };
-        let made = combine(all, from);
-        if let Some(own) = self.board.exchanges().get_mut(&key) {
-            own.combined = match &made {
-                Ok(tensor) => Combined::Done(tensor.shallow_clone()),
-                Err(reason) => Combined::Failed(reason.clone()),
-            };
-        }
-        self.board.changed.notify_all();
-        made.map_err(|reason| self.shared.own(reason))
+        })
     }
 
     /// Records that this replica is done with an exchange. The last one removes it.
@@ -290,10 +267,10 @@ impl Summing for StageBoard {
     }
 
     fn end(&mut self) -> Result<Tensor, PeerError> {
-        let Some((number, from)) = self.begun.pop_front() else {
+        let Some(number) = self.begun.pop_front() else {
             return Err(self.shared.own("a sum ends that has not begun".into()));
         };
-        let combined = self.combined(number, from);
+        let combined = self.combined(number);
         self.done(number);
         combined
     }
@@ -302,7 +279,7 @@ impl Summing for StageBoard {
 impl Drop for StageBoard {
     /// Removes what a failed step left, so that a later pipeline finds nothing of it.
     fn drop(&mut self) {
-        while let Some((number, _)) = self.begun.pop_front() {
+        while let Some(number) = self.begun.pop_front() {
             self.done(number);
         }
     }
