@@ -40,6 +40,7 @@ mod metrics;
 mod model_folder;
 mod output;
 mod plan;
+mod plan_choices;
 mod plan_costs;
 mod plan_file;
 mod plan_training;

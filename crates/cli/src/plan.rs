@@ -2,21 +2,22 @@
 
 use std::path::PathBuf;
 
-use gpipe::{Balance, Bytes, Nanos, RematPolicies, Schedule};
-use gpipe_core::plan::{Found, PlanDevice, Request, Usual, advice, explain, search};
+use gpipe::{Balance, Bytes, Nanos, Schedule};
+use gpipe_core::plan::{Found, PlanDevice, advice, explain};
 use gpipe_observe::picture::{self, Panel, Scene};
 
 use crate::{
     CliError,
     args::PlanArguments,
-    config::{Config, OnUnreadableChoice},
+    config::Config,
     files::write_aside,
     machine,
     output::say,
-    plan_costs::{positive, powers_of_two, source},
+    plan_choices::{Choices, all_schedules, find},
+    plan_costs::{positive, source},
     plan_file::{Deployment, PlanFile, Source},
     plan_ways::{self, Way},
-    profile::{self, host_memory},
+    profile::host_memory,
     values::ScheduleChoice,
 };
 
@@ -54,36 +55,44 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         remat,
         is_quiet: false,
     };
-    let found = find(&mut source, &devices, &config, choices.clone());
-    let mut ways = Vec::new();
     // A way to use other devices, or other numbers of stages, is not asked for.
     let is_open = arguments.stages.is_empty() && arguments.profile.is_none();
     let are_alike = arguments.speed.is_empty() && caps.len() <= 1;
     let are_here = devices.len() <= machine::cores();
-    if !source.analytic && is_open && are_alike && are_here {
-        ways = other_ways(arguments, (&config, &devices, &source), &choices)?;
-    }
+    let found = find(&mut source, &devices, &config, choices.clone());
+    let mut ways = match !source.analytic && is_open && are_alike && are_here {
+        true => plan_ways::planned(arguments, (&config, &devices, &source), &choices)?,
+        false => Vec::new(),
+    };
     let are_compared = !ways.is_empty();
     match found {
         Ok(found) => {
             let deployment = Deployment { replicas: 1, threads: config.pipeline.threads_per_stage };
-            ways.push(Way { deployment, source, devices, config, found, sums: Nanos(0) });
+            let way = Way { deployment, source, devices, config, found, sums: Nanos(0) };
+            ways.insert(0, way);
         }
         Err(error) if !are_compared => return Err(error),
         Err(error) => say!("left out: a pipeline of {} stages: {error}", devices.len()),
     }
     ways.sort_by_key(Way::step);
-    let others = ways.split_off(1);
-    let Some(way) = ways.pop() else { return Ok(()) };
-    let text = way.text();
-    let Way { deployment, source, devices, config, found, sums } = way;
+    let Some((best, others)) = ways.split_first() else { return Ok(()) };
+    tell(best)?;
+    if are_compared {
+        say!("ways to use the cores, a step of each:\n  {} (chosen)", best.text());
+        others.iter().for_each(|other| say!("  {}", other.text()));
+    }
+    write(arguments, best, are_compared)
+}
+
+/// Prints a plan, and what it is from.
+fn tell(Way { source, config, found, sums, .. }: &Way) -> Result<(), CliError> {
     say!("costs: {}", source.text);
     if found.interval.is_none() {
         say!("{}", uncertain(source.analytic));
     }
-    say!("{}", explain(&found).trim_end());
-    if sums > Nanos(0) {
-        say!("with the sums of gradients, a step takes {}", found.prediction.step() + sums);
+    say!("{}", explain(found).trim_end());
+    if *sums > Nanos(0) {
+        say!("with the sums of gradients, a step takes {}", found.prediction.step() + *sums);
     }
     if found.advice.is_empty() {
         // If choices were taken away, the best plan may still not be a good one.
@@ -93,7 +102,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         }
     }
     say!("{}", host_memory(&source.costs));
-    if config.pipeline.replicas > 1 && sums == Nanos(0) {
+    if config.pipeline.replicas > 1 && *sums == Nanos(0) {
         say!(
             "of one of {} replicas, with {} samples of each mini-batch{}; the time that sums of \
             gradients take is not in the prediction",
@@ -106,24 +115,27 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
             }
         );
     }
-    if are_compared {
-        say!("ways to use the cores, a step of each:\n  {text} (chosen)");
-        others.iter().for_each(|other| say!("  {}", other.text()));
-    }
+    Ok(())
+}
+
+/// Writes a plan and the pictures that were asked for. A plan that was compared with other ways
+/// says which one it is.
+fn write(arguments: &PlanArguments, way: &Way, is_compared: bool) -> Result<(), CliError> {
+    let Way { deployment, source, devices, config, found, sums } = way;
     let name = arguments.config.name();
     let default = PathBuf::from("out").join(format!("{name}.plan.json"));
     let path = arguments.out.clone().unwrap_or(default);
-    let mut own = file(&source, &devices, &config, &found);
-    if are_compared {
-        own.deployment = Some(deployment);
-        own.predicted.step += sums;
-        let later = |[low, high]: [Nanos; 2]| [low + sums, high + sums];
+    let mut own = file(source, devices, config, found);
+    if is_compared {
+        own.deployment = Some(*deployment);
+        own.predicted.step += *sums;
+        let later = |[low, high]: [Nanos; 2]| [low + *sums, high + *sums];
         own.predicted.interval = own.predicted.interval.map(later);
     }
     own.write(&path)?;
     say!("{}: gpipe train --plan runs it", path.display());
-    let drawn = Drawn::new(&found, &name);
-    let scene = drawn.scene(&found, &source.text);
+    let drawn = Drawn::new(found, &name);
+    let scene = drawn.scene(found, &source.text);
     if let Some(path) = &arguments.svg {
         write_aside(path, &picture::svg(&scene))?;
         say!("{}: the planned step", path.display());
@@ -135,56 +147,6 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The best plans of other ways to use the devices' cores than one pipeline with a thread for each
-/// stage.
-fn other_ways(
-    arguments: &PlanArguments,
-    (config, devices, costs): (&Config, &[PlanDevice], &Source),
-    choices: &Choices,
-) -> Result<Vec<Way>, CliError> {
-    let mut all = Vec::new();
-    let choices = Choices { is_quiet: true, ..choices.clone() };
-    let no_replicas = why_no_replicas(config, costs);
-    if let Some(reason) = no_replicas.filter(|_| devices.len() > 1) {
-        say!("left out: replicas: {reason}");
-    }
-    for (deployment, config, devices) in plan_ways::others(config, devices) {
-        if deployment.replicas > 1 && no_replicas.is_some() {
-            continue;
-        }
-        let mut source = costs.clone();
-        if deployment.threads > 1 {
-            let path = profile::path_of_threads(&arguments.config, deployment.threads);
-            let Some(own) = plan_ways::costs_of_threads(&config, &path)? else { continue };
-            source = own;
-        }
-        // A cut or policies for another number of stages are not for this way.
-        let found = match find(&mut source, &devices, &config, choices.clone()) {
-            Ok(found) => found,
-            Err(error) => {
-                let Deployment { replicas, threads } = deployment;
-                say!("left out: {replicas} replicas, {threads} threads for each stage: {error}");
-                continue;
-            }
-        };
-        let gradients = source.costs.layers.iter().map(|layer| layer.gradients).sum();
-        let sums = plan_ways::time_of_sums(deployment.replicas, gradients)?;
-        all.push(Way { deployment, source, devices, config, found, sums });
-    }
-    Ok(all)
-}
-
-/// Why a plan does not choose replicas, if it does not.
-fn why_no_replicas(config: &Config, costs: &Source) -> Option<&'static str> {
-    if costs.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
-        return Some(
-            "batch norms would see micro-batches of another size; --replicas asks for them",
-        );
-    }
-    let skips = config.images.on_unreadable == OnUnreadableChoice::Skip;
-    skips.then_some("images.on_unreadable = \"skip\" is for one replica")
-}
-
 /// Why a predicted step has no interval.
 fn uncertain(analytic: bool) -> &'static str {
     match analytic {
@@ -193,16 +155,6 @@ fn uncertain(analytic: bool) -> &'static str {
         }
         false => "this profile does not say how certain it is: gpipe profile measures it again",
     }
-}
-
-/// All named schedules whose costs are known.
-pub(crate) fn all_schedules(source: &Source) -> Vec<Schedule> {
-    let costs = &source.costs;
-    let has_halves = |schedule: &Schedule| {
-        costs.sizes.keys().any(|&samples| costs.has_halves(samples, schedule))
-    };
-    let named = Schedule::NAMED.into_iter();
-    named.filter(|schedule| !schedule.splits() || has_halves(schedule)).collect()
 }
 
 /// A schedule to choose from. Files are refused.
@@ -252,112 +204,6 @@ impl Drawn {
         let panel = Panel { bytes: &self.bytes, peaks: &self.peaks, caps: &self.caps, ..panel };
         Scene { title: self.title.clone(), subtitle: self.subtitle.clone(), panels: vec![panel] }
     }
-}
-
-/// The choices of the planner, which are the same for all ways to use a machine. Empty lists and
-/// `None` leave everything open.
-#[derive(Default, Clone)]
-pub(crate) struct Choices {
-    pub stages: Vec<usize>,
-    pub micro_batches: Vec<usize>,
-    pub schedules: Vec<Schedule>,
-    /// Whether orders are made, too.
-    pub makes_orders: bool,
-    /// Whether a better plan is taken even if the configured schedule is within the spread.
-    pub takes_the_best: bool,
-    pub balance: Option<Vec<usize>>,
-    pub remat: Option<RematPolicies>,
-    /// Whether nothing is said of sizes that were not measured, because it was said before.
-    pub is_quiet: bool,
-}
-
-pub(crate) fn find(
-    source: &mut Source,
-    devices: &[PlanDevice],
-    config: &Config,
-    choices: Choices,
-) -> Result<Found, CliError> {
-    // Set here, where all plans are made, so that advice uses the same costs.
-    source.costs.replicated = config.pipeline.replicas > 1;
-    source.costs.optimizer_shards = config.optimizer_shards();
-    source.costs.own_memory =
-        config.pipeline.devices.0.iter().any(|own| *own != gpipe::Device::Cpu);
-    let samples = config.samples_of_a_pipeline();
-    let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
-    let mut powers: Vec<usize> = powers_of_two(samples).collect();
-    powers.push(config.pipeline.micro_batches.min(samples));
-    // Unless told otherwise, the planner uses only micro-batch sizes that were measured.
-    powers.sort_unstable();
-    powers.dedup();
-    let is_measured = |m: usize| source.analytic || source.costs.has_size(samples.div_ceil(m));
-    if choices.micro_batches.is_empty() && !choices.is_quiet {
-        tell_unmeasured(&powers, samples, is_measured);
-    }
-    powers.retain(|&m| is_measured(m));
-    for &m in &choices.micro_batches {
-        let size = samples.div_ceil(m.clamp(1, samples));
-        if !source.costs.has_size(size) && !choices.is_quiet {
-            say!(
-                "M = {m}: micro-batches of {size} samples were not measured; their costs are on a \
-                line through the nearest sizes"
-            );
-        }
-    }
-    if let Some(stages) = choices.stages.iter().find(|&&stages| stages > devices.len()) {
-        let devices = devices.len();
-        return Err(CliError::Usage(format!(
-            "--stages {stages}: there are {devices} devices; --devices says how many"
-        )));
-    }
-    let usual = match &config.pipeline.schedule {
-        _ if choices.takes_the_best => None,
-        ScheduleChoice::Named(schedule) => Some(Usual {
-            stages: devices.len(),
-            micro_batches: config.pipeline.micro_batches,
-            schedule: schedule.clone(),
-        }),
-        ScheduleChoice::File(_) | ScheduleChoice::Auto => None,
-    };
-    let mut schedules = or_all(choices.schedules);
-    let mut makes_orders = choices.makes_orders;
-    if devices.len() == 1 {
-        // On one device there is nothing to overlap. One stage has the least to hand over.
-        let (one, several): (Vec<_>, _) =
-            schedules.into_iter().partition(|schedule| schedule.stages(1) == Ok(1));
-        schedules = if one.is_empty() { several } else { one };
-        makes_orders = false;
-    }
-    Ok(search(&Request {
-        model: &source.costs,
-        devices,
-        samples,
-        stages: or(choices.stages, vec![devices.len()]),
-        micro_batches: or(choices.micro_batches, powers),
-        schedules,
-        makes_orders,
-        balance: choices.balance,
-        remat: choices.remat,
-        budget: Request::BUDGET,
-        usual,
-    })?)
-}
-
-/// Names the values of M that are left out because no micro-batches of their size were measured.
-fn tell_unmeasured(all: &[usize], samples: usize, is_measured: impl Fn(usize) -> bool) {
-    let without = all.iter().filter(|&&m| !is_measured(m));
-    let without: Vec<String> =
-        without.map(|m| format!("{m} ({} samples)", samples.div_ceil(*m))).collect();
-    if !without.is_empty() {
-        say!(
-            "left out: M = {}, of whose size no micro-batches were measured: gpipe profile \
-            --micro-batches, or gpipe plan --micro-batches, which interpolates",
-            without.join(", ")
-        );
-    }
-}
-
-fn or_all(schedules: Vec<Schedule>) -> Vec<Schedule> {
-    if schedules.is_empty() { Schedule::SEARCHED_EXACTLY.to_vec() } else { schedules }
 }
 
 pub(crate) fn file(

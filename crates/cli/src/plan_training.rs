@@ -9,7 +9,8 @@ use crate::{
     args::ConfigArguments,
     config::Config,
     output::say,
-    plan::{Choices, all_schedules, file, find, fixed_balance, placed},
+    plan::{file, fixed_balance, placed},
+    plan_choices::{Choices, all_schedules, find},
     plan_costs::measured,
     plan_file::{Deployment, PlanFile, Source},
     plan_ways,
@@ -194,11 +195,14 @@ fn one_stage(
     };
     let path = profile::path_of_threads(arguments, deployment.threads);
     let mut source = profiled(&path, &own, of, processes)?;
-    let choices = Choices { takes_the_best: true, ..choices.clone() };
+    let choices = Choices { takes_the_best: true, is_quiet: true, ..choices.clone() };
     let found = match find(&mut source, &devices, &own, choices) {
         Ok(found) => found,
         // Such as a cap that one stage exceeds.
-        Err(_) => return Ok(None),
+        Err(error) => {
+            say!("left out: one stage with {} threads: {error}", deployment.threads);
+            return Ok(None);
+        }
     };
     let step = found.prediction.step();
     let is_better = (step.0 as f64) < pipeline.0 as f64 * ONE_STAGE_BELOW;

@@ -13,8 +13,10 @@ use tch::{Kind, Tensor};
 
 use crate::{
     CliError,
-    config::Config,
+    args::PlanArguments,
+    config::{Config, OnUnreadableChoice},
     output::say,
+    plan_choices::{Choices, find},
     plan_costs::measured,
     plan_file::{Deployment, Source},
     processes::REPLICAS_MAX,
@@ -68,6 +70,56 @@ impl Way {
     }
 }
 
+/// The best plans of other ways to use the devices' cores than one pipeline with a thread for each
+/// stage.
+pub(crate) fn planned(
+    arguments: &PlanArguments,
+    (config, devices, costs): (&Config, &[PlanDevice], &Source),
+    choices: &Choices,
+) -> Result<Vec<Way>, CliError> {
+    let mut all = Vec::new();
+    let choices = Choices { is_quiet: true, ..choices.clone() };
+    let no_replicas = why_no_replicas(config, costs);
+    if let Some(reason) = no_replicas.filter(|_| devices.len() > 1) {
+        say!("left out: replicas: {reason}");
+    }
+    for (deployment, config, devices) in others(config, devices) {
+        if deployment.replicas > 1 && no_replicas.is_some() {
+            continue;
+        }
+        let mut source = costs.clone();
+        if deployment.threads > 1 {
+            let path = profile::path_of_threads(&arguments.config, deployment.threads);
+            let Some(own) = costs_of_threads(&config, &path)? else { continue };
+            source = own;
+        }
+        // A cut or policies for another number of stages are not for this way.
+        let found = match find(&mut source, &devices, &config, choices.clone()) {
+            Ok(found) => found,
+            Err(error) => {
+                let Deployment { replicas, threads } = deployment;
+                say!("left out: {replicas} replicas, {threads} threads for each stage: {error}");
+                continue;
+            }
+        };
+        let gradients = source.costs.layers.iter().map(|layer| layer.gradients).sum();
+        let sums = time_of_sums(deployment.replicas, gradients)?;
+        all.push(Way { deployment, source, devices, config, found, sums });
+    }
+    Ok(all)
+}
+
+/// Why a plan does not choose replicas, if it does not.
+fn why_no_replicas(config: &Config, costs: &Source) -> Option<&'static str> {
+    if costs.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
+        return Some(
+            "batch norms would see micro-batches of another size; --replicas asks for them",
+        );
+    }
+    let skips = config.images.on_unreadable == OnUnreadableChoice::Skip;
+    skips.then_some("images.on_unreadable = \"skip\" is for one replica")
+}
+
 /// The configurations and devices of other ways to use `devices` than one pipeline: for each number
 /// of replicas and of threads, what is left for stages.
 pub(crate) fn others(
@@ -101,7 +153,7 @@ pub(crate) fn others(
 }
 
 /// The costs of stages with several threads, if they were measured into `path`.
-pub(crate) fn costs_of_threads(config: &Config, path: &Path) -> Result<Option<Source>, CliError> {
+fn costs_of_threads(config: &Config, path: &Path) -> Result<Option<Source>, CliError> {
     let threads = config.pipeline.threads_per_stage;
     if !path.exists() {
         say!(
@@ -124,7 +176,7 @@ pub(crate) fn costs_of_threads(config: &Config, path: &Path) -> Result<Option<So
 ///
 /// # Errors
 /// There is no memory or thread for the measurement.
-pub(crate) fn time_of_sums(replicas: usize, gradients: Bytes) -> Result<Nanos, CliError> {
+fn time_of_sums(replicas: usize, gradients: Bytes) -> Result<Nanos, CliError> {
     if replicas < 2 {
         return Ok(Nanos(0));
     }

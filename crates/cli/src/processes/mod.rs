@@ -11,7 +11,7 @@ pub(crate) mod launch;
 use std::{
     cell::OnceCell,
     io,
-    panic::{AssertUnwindSafe, catch_unwind, resume_unwind},
+    panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
     sync::Arc,
     thread::ScopedJoinHandle,
@@ -113,14 +113,13 @@ impl Processes {
             let cluster = Some(Cluster::join(meeting)?);
             let sums = Some(sums.clone());
             let processes = Self { cluster, member: OnceCell::new(), sums };
-            let done = catch_unwind(AssertUnwindSafe(|| command(&processes)));
-            match &done {
-                Ok(Ok(())) => {}
-                Ok(Err(error)) => processes.fail(error),
-                // The others would wait for its gradients.
-                Err(_) => processes.fail(&failed(io::Error::other("its thread panicked"))),
+            // The others would wait for the gradients of one that panicked.
+            let done = catch_unwind(AssertUnwindSafe(|| command(&processes)))
+                .unwrap_or_else(|_| Err(failed(io::Error::other("its thread panicked"))));
+            if let Err(error) = &done {
+                processes.fail(error);
             }
-            done.unwrap_or_else(|panic| resume_unwind(panic))
+            done
         };
         let ended: Vec<Result<(), CliError>> = std::thread::scope(|scope| {
             let begin = |meeting: Meeting| {
