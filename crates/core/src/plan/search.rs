@@ -73,7 +73,8 @@ pub struct Found {
 /// than the plan's schedule.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MadeOrder {
-    /// No order of the plan's stages takes less, on the same devices with the same M and policies.
+    /// No order of the plan's stages takes less, on the same devices with the same M, policies and
+    /// costs.
     pub bound: Nanos,
     /// The best plan with a named schedule, and its step.
     pub named: (Plan, Nanos),
