@@ -91,7 +91,14 @@ pub(crate) fn for_training(
             (*plan, path)
         }
     };
+    let before = config.pipeline.micro_batches;
     plan.apply(config, &origin)?;
+    let after = config.pipeline.micro_batches;
+    if before != after {
+        let has_norms = plan.costs.layers.iter().any(|layer| layer.statistics.0 > 0);
+        let norms = if has_norms { ", and what batch norms see" } else { "" };
+        say!("{origin}: pipeline.micro_batches {before} -> {after} (changes the last bits{norms})");
+    }
     let predicted = &plan.predicted;
     say!(
         "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {}{} per step, bubble \

@@ -293,6 +293,8 @@ fn oracle_ways_to_use_the_cores_are_planned_and_run() {
         let text = folder.succeeds(&with(TRAIN, &["--plan", "own.json", "--out", name]));
         let key = if replicas == 2 { "replicas" } else { "threads_per_stage" };
         assert!(text.contains(&format!("pipeline.{key} 1 -> 2 (changes the last bits)")), "{text}");
+        let m = "own.json: pipeline.micro_batches 3 -> 2 (changes the last bits)";
+        assert!(text.contains(m), "{text}");
         let config = fs::read_to_string(folder.path(name).join("config.toml")).unwrap();
         assert!(config.contains(&format!("replicas = {replicas}")), "{config}");
         assert!(config.contains(&format!("threads_per_stage = {threads}")), "{config}");
