@@ -188,11 +188,7 @@ impl CliError {
 pub fn main() -> ExitCode {
     gpipe::keep_freed_memory();
     files::limits_are_errors();
-    // Stages have threads of their own. If this thread had some, too, OpenMP would count more
-    // threads than processors, and let all of them sleep between two operations.
-    // The query comes first: a thread's first one takes the number that another has set.
-    let _ = tch::get_num_threads();
-    tch::set_num_threads(1);
+    gpipe::compute_on_this_thread_alone();
     processes::launch::end_with_launcher();
     let here = Environment::read().map_err(CliError::from);
     match here.and_then(|here| run(args::Arguments::parse().command, here.as_ref())) {

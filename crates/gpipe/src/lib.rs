@@ -80,6 +80,7 @@ mod spec;
 mod stage;
 pub mod state;
 mod tape;
+mod threads;
 mod value;
 
 pub use arguments::{IntoTensors, Tensors};
@@ -118,4 +119,5 @@ pub use pipeline::{
 pub use rng::Random;
 pub use sequence::Sequence;
 pub use spec::TensorSpec;
+pub use threads::compute_on_this_thread_alone;
 pub use value::{Value, tensor_bytes};

@@ -107,6 +107,7 @@ impl Processes {
         let meetings = threads::meetings(replicas, Duration::from_secs(timeout_s));
         let sums = SharedSums::new();
         let replica = |meeting: Meeting| {
+            gpipe::compute_on_this_thread_alone();
             if meeting.rank > 0 {
                 output::quiet_thread();
             }

@@ -178,7 +178,11 @@ impl Run<'_> {
         let steps = self.config.train.steps;
         let deadline = Duration::from_secs(self.config.pipeline.timeout_s);
         let ahead = LoaderSettings { deadline, depth: self.config.train.prefetch };
-        let loader = Loader::start(position.batches..steps, ahead, make)?;
+        let make_alone = move |number| {
+            gpipe::compute_on_this_thread_alone();
+            make(number)
+        };
+        let loader = Loader::start(position.batches..steps, ahead, make_alone)?;
         if due(self.config, position) {
             self.validate(pipeline, position)?; // an interrupted run left this validation out
         }

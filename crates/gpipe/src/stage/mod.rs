@@ -107,10 +107,7 @@ impl Stage {
     /// Builds the stages of one device, in the thread that will run them.
     pub(crate) fn build_all(configs: Vec<StageConfig>) -> StageResult<Vec<Self>> {
         let Some(first) = configs.first() else { return Ok(Vec::new()) };
-        // The order matters. A thread's first query of the number adopts what was last set anywhere
-        // in the process, and would overwrite a number set before it.
-        let _ = tch::get_num_threads();
-        tch::set_num_threads(first.threads);
+        crate::threads::set(first.threads);
         let device =
             StageDevice::enter(first.device, first.cap).map_err(in_operation("the device"))?;
         let device = Rc::new(device);
