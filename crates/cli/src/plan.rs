@@ -14,7 +14,7 @@ use crate::{
     machine,
     output::say,
     plan_choices::{Choices, all_schedules, find},
-    plan_costs::{positive, source},
+    plan_costs::{has_batch_norms, positive, source},
     plan_file::{Deployment, PlanFile, Source},
     plan_ways::{self, Way},
     profile::host_memory,
@@ -64,7 +64,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         true => plan_ways::planned(arguments, (&config, &devices, &source), &choices)?,
         false => Vec::new(),
     };
-    let are_compared = !ways.is_empty();
+    let (are_compared, usual) = (!ways.is_empty(), config.clone());
     match found {
         Ok(found) => {
             let deployment = Deployment { replicas: 1, threads: config.pipeline.threads_per_stage };
@@ -81,7 +81,20 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         say!("ways to use the cores, a step of each:\n  {} (chosen)", best.text());
         others.iter().for_each(|other| say!("  {}", other.text()));
     }
+    tell_norms(best, &usual);
     write(arguments, best, are_compared)
+}
+
+/// Says what batch norms see, if it is not what is configured.
+fn tell_norms(Way { source, config, found, .. }: &Way, usual: &Config) {
+    let of = |config: &Config, m: usize| config.samples_of_a_pipeline().div_ceil(m.max(1));
+    let (planned, configured) =
+        (of(config, found.plan.micro_batches), of(usual, usual.pipeline.micro_batches));
+    if has_batch_norms(&source.costs) && planned != configured {
+        say!(
+            "batch norms see micro-batches of {planned} samples, not of {configured} as configured"
+        );
+    }
 }
 
 /// Prints a plan, and what it is from.

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gpipe::{Nanos, Sequence};
+use gpipe::{Nanos, Sequence, cost::ModelCosts};
 
 use crate::{
     CliError,
@@ -11,7 +11,7 @@ use crate::{
     output::say,
     plan::{file, fixed_balance, placed},
     plan_choices::{Choices, all_schedules, find},
-    plan_costs::measured,
+    plan_costs::{has_batch_norms, measured},
     plan_file::{Deployment, PlanFile, Source},
     plan_ways,
     processes::Processes,
@@ -23,11 +23,20 @@ use crate::{
 /// One stage replaces a pipeline if its step is below this part of the pipeline's.
 const ONE_STAGE_BELOW: f64 = 0.98;
 
-/// Says what a plan changes besides the pipeline.
-pub(crate) fn tell_deployment(origin: &str, changed: &[String]) {
+/// Changes the replicas and threads of `config` to the plan's, and says so. Replicas that the
+/// command line gives stay.
+pub(crate) fn deploy(origin: &str, plan: &PlanFile, config: &mut Config, replicas: Option<usize>) {
+    let before = config.pipeline.replicas;
+    let changed = plan.deploy(config, replicas);
     if !changed.is_empty() {
-        say!("{origin}: {} (changes the last bits)", changed.join(", "));
+        let norms = norms(&plan.costs, before != config.pipeline.replicas);
+        say!("{origin}: {} (changes the last bits{norms})", changed.join(", "));
     }
+}
+
+/// What to add where the number of micro-batches or of replicas changes.
+fn norms(costs: &ModelCosts, changes: bool) -> &'static str {
+    if changes && has_batch_norms(costs) { ", and what batch norms see" } else { "" }
 }
 
 /// The plan that was requested for a training.
@@ -75,7 +84,7 @@ pub(crate) fn for_training(
         Some(Wanted::Automatic) => {
             let (own, choices) = (config.before_order(), Choices::default());
             let plan = automatic(arguments, &own, (task, model), choices, processes)?;
-            tell_deployment("--plan auto", &plan.deploy(config, None));
+            deploy("--plan auto", &plan, config, None);
             (plan, "--plan auto".to_owned())
         }
         Some(Wanted::Given(path, plan)) => {
@@ -95,8 +104,7 @@ pub(crate) fn for_training(
     plan.apply(config, &origin)?;
     let after = config.pipeline.micro_batches;
     if before != after {
-        let has_norms = plan.costs.layers.iter().any(|layer| layer.statistics.0 > 0);
-        let norms = if has_norms { ", and what batch norms see" } else { "" };
+        let norms = norms(&plan.costs, true);
         say!("{origin}: pipeline.micro_batches {before} -> {after} (changes the last bits{norms})");
     }
     let predicted = &plan.predicted;

@@ -79,12 +79,13 @@ pub(crate) fn planned(
 ) -> Result<Vec<Way>, CliError> {
     let mut all = Vec::new();
     let choices = Choices { is_quiet: true, ..choices.clone() };
-    let no_replicas = why_no_replicas(config, costs);
-    if let Some(reason) = no_replicas.filter(|_| devices.len() > 1) {
-        say!("left out: replicas: {reason}");
+    // Images that one replica leaves out would be missing from its part of a mini-batch alone.
+    let is_alone = config.images.on_unreadable == OnUnreadableChoice::Skip;
+    if is_alone && devices.len() > 1 {
+        say!("left out: replicas: images.on_unreadable = \"skip\" is for one replica");
     }
     for (deployment, config, devices) in others(config, devices) {
-        if deployment.replicas > 1 && no_replicas.is_some() {
+        if deployment.replicas > 1 && is_alone {
             continue;
         }
         let mut source = costs.clone();
@@ -107,17 +108,6 @@ pub(crate) fn planned(
         all.push(Way { deployment, source, devices, config, found, sums });
     }
     Ok(all)
-}
-
-/// Why a plan does not choose replicas, if it does not.
-fn why_no_replicas(config: &Config, costs: &Source) -> Option<&'static str> {
-    if costs.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
-        return Some(
-            "batch norms would see micro-batches of another size; --replicas asks for them",
-        );
-    }
-    let skips = config.images.on_unreadable == OnUnreadableChoice::Skip;
-    skips.then_some("images.on_unreadable = \"skip\" is for one replica")
 }
 
 /// The configurations and devices of other ways to use `devices` than one pipeline: for each number

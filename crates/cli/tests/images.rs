@@ -419,6 +419,36 @@ fn oracle_imported_weights_are_measured_as_the_run_they_are_from() {
     assert_eq!(folder.succeeds(&eval), folder.succeeds(&["eval", "run", "--json"]));
 }
 
+/// R replicas with M micro-batches each are to batch norms as R x M micro-batches are.
+#[test]
+fn oracle_a_plan_with_replicas_says_what_batch_norms_see() {
+    let folder = with_images();
+    folder.succeeds(&["profile", "resnet.toml", "--micro-batches", "1", "--steps", "1"]);
+    let plan = ["plan", "resnet.toml", "--devices", "2", "--micro-batches", "1", "--out", "p.json"];
+    let text = folder.succeeds(&plan);
+    assert!(text.contains("2 replicas of 1 stage, M 1, "), "{text}");
+    // Two replicas see 6 samples at once, as is configured. One pipeline sees all 12.
+    let chosen = text.lines().find(|line| line.ends_with("(chosen)")).unwrap();
+    let seen = "batch norms see micro-batches of 12 samples, not of 6 as configured\n";
+    assert_eq!(text.contains(seen), !chosen.contains("replicas"), "{text}");
+    // Whichever was chosen here: two replicas are run.
+    let mut plan = json(&fs::read_to_string(folder.path("p.json")).unwrap());
+    let layers = plan["costs"]["layers"].as_array().unwrap().len();
+    plan["plan"]["balance"] = serde_json::json!([layers]);
+    plan["plan"]["schedule"] = "1f1b".into();
+    plan["plan"]["remat"] = "never".into();
+    let device = plan["devices"][0].clone();
+    plan["devices"] = serde_json::json!([device]);
+    plan["deployment"] = serde_json::json!({"replicas": 2, "threads": 1});
+    plan["samples"] = 6.into();
+    plan["costs"]["replicated"] = true.into();
+    fs::write(folder.path("p.json"), plan.to_string()).unwrap();
+    let run = ["train", "resnet.toml", "--steps", "3", "--plan", "p.json", "--out", "run"];
+    let text = folder.succeeds(&run);
+    let said = "pipeline.replicas 1 -> 2 (changes the last bits, and what batch norms see)";
+    assert!(text.contains(said), "{text}");
+}
+
 #[test]
 fn oracle_a_step_on_images_is_traced() {
     let folder = with_images();

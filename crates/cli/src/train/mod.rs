@@ -109,10 +109,7 @@ fn resolve(
     let wanted = plan_training::wanted(arguments.plan.as_deref())?; // before any work
     let mut start = Start::find(arguments, processes)?;
     if let Some(Wanted::Given(path, plan)) = &wanted {
-        plan_training::tell_deployment(
-            path,
-            &plan.deploy(&mut start.config, arguments.pipeline.replicas),
-        );
+        plan_training::deploy(path, plan, &mut start.config, arguments.pipeline.replicas);
     }
     Ok((start, wanted))
 }

@@ -31,6 +31,20 @@ struct Computed {
     state: Named,
 }
 
+impl Computed {
+    fn shallow_clone(&self) -> Self {
+        let named = |all: &Named| {
+            all.iter().map(|(name, tensor)| (name.clone(), tensor.shallow_clone())).collect()
+        };
+        Self {
+            applied: self.applied,
+            numbers: self.numbers.clone(),
+            gradients: named(&self.gradients),
+            state: named(&self.state),
+        }
+    }
+}
+
 /// Steps before the state is taken, and steps in all.
 const TAKEN_AFTER: usize = 2;
 const STEPS: usize = 5;
@@ -41,22 +55,45 @@ impl Subject<'_> {
         (self.build)(builder.loss(CrossEntropy::default())).build().unwrap()
     }
 
-    /// Trains. With `then`, moves the state after two steps to a pipeline that is run that way.
-    fn train(
-        &self,
-        run: &Run,
-        then: Option<&Run>,
-        samples: &[i64],
-        micro_batches: usize,
-    ) -> Computed {
+    /// Trains for all steps.
+    fn train(&self, run: &Run, samples: &[i64], micro_batches: usize) -> Computed {
         let mut pipeline = self.pipeline(run, micro_batches);
         let mut computed = Computed::default();
-        for step in 0..STEPS {
-            if let (TAKEN_AFTER, Some(then)) = (step, then) {
-                let state = pipeline.state().unwrap();
-                pipeline = self.pipeline(then, micro_batches);
-                restore(&mut pipeline, state);
-            }
+        self.steps(&mut pipeline, 0..STEPS, samples, &mut computed);
+        computed
+    }
+
+    /// Trains for all steps, and also moves the state after two steps to a pipeline that is run
+    /// like `then`, which makes the other steps.
+    fn train_and_move(
+        &self,
+        run: &Run,
+        then: &Run,
+        samples: &[i64],
+        micro_batches: usize,
+    ) -> [Computed; 2] {
+        let mut pipeline = self.pipeline(run, micro_batches);
+        let mut stayed = Computed::default();
+        self.steps(&mut pipeline, 0..TAKEN_AFTER, samples, &mut stayed);
+        let (state, mut moved) = (pipeline.state().unwrap(), stayed.shallow_clone());
+        self.steps(&mut pipeline, TAKEN_AFTER..STEPS, samples, &mut stayed);
+        drop(pipeline);
+        let mut pipeline = self.pipeline(then, micro_batches);
+        restore(&mut pipeline, state);
+        self.steps(&mut pipeline, TAKEN_AFTER..STEPS, samples, &mut moved);
+        [stayed, moved]
+    }
+
+    /// Makes `steps`. After the last one, adds the state.
+    fn steps(
+        &self,
+        pipeline: &mut Pipeline,
+        steps: std::ops::Range<usize>,
+        samples: &[i64],
+        computed: &mut Computed,
+    ) {
+        let is_last = steps.end == STEPS;
+        for step in steps {
             let (inputs, targets) = (self.batch)(samples[step % samples.len()], step as u64);
             let report = pipeline.train_step(inputs, &targets).unwrap();
             let numbers = &mut computed.numbers;
@@ -75,8 +112,9 @@ impl Subject<'_> {
             let named = pipeline.gradients().unwrap().into_iter();
             computed.gradients.extend(named.map(|(name, t)| (format!("step {step} {name}"), t)));
         }
-        computed.state = flat(&mut pipeline);
-        computed
+        if is_last {
+            computed.state = flat(pipeline);
+        }
     }
 
     /// Compares all ways to run, for each case (samples of the steps in turn, micro-batches).
@@ -96,7 +134,7 @@ impl Subject<'_> {
         let layers = (self.model)().len();
         for (samples, micro_batches) in cases {
             let samples = &samples[..];
-            let expected = self.train(&Run::plain(), None, samples, micro_batches);
+            let expected = self.train(&Run::plain(), samples, micro_batches);
             let trained = expected.state.iter().filter(|(name, _)| name.ends_with(" updates"));
             let all = STEPS * trained.count();
             assert!(all > 0, "nothing is trained");
@@ -111,12 +149,12 @@ impl Subject<'_> {
                 // Every way to run occurs both before and after a resume, because 7 is coprime to
                 // the number of ways.
                 let then = &runs[(7 * index + 3) % runs.len()];
-                for then in [None, Some(then)] {
+                let [stayed, moved] = self.train_and_move(run, then, samples, micro_batches);
+                for (found, then) in [(stayed, None), (moved, Some(then))] {
                     let what = format!(
                         "{run:?}, then {then:?}: {} N={samples:?} M={micro_batches}",
                         self.what
                     );
-                    let found = self.train(run, then, samples, micro_batches);
                     assert_eq!(found.numbers, expected.numbers, "losses and norms: {what}");
                     assert_same_bits(&found.gradients, &expected.gradients, &what);
                     assert_same_bits(&found.state, &expected.state, &what);
