@@ -181,9 +181,8 @@ def section(parts):
         else:
             others.append(f"- {link(name, folder, PARTS[name].title)}")
     for title, own in titles.items():
-        *runs, last = [link(name, folder) for name, folder in own.items()]
-        runs = [*(f"{run};" for run in runs), f"{last}."]
-        lines += [f"### {title}", "", *runs, *PARTS[next(iter(own))].summary(own)]
+        runs = "; ".join(link(name, folder) for name, folder in own.items())
+        lines += [f"### {title}", "", f"{runs}.", *PARTS[next(iter(own))].summary(own)]
     if others:
         lines += [*(["### Other reports", ""] if titles else []), *others, ""]
     return lines
