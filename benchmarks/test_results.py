@@ -215,7 +215,7 @@ class Partial(InFolder):
         given = argparse.Namespace(rounds=9, passes=8, micro_batches="4,8")
         self.assertIsNone(schedules.partial_of(given))
         given.rounds, given.micro_batches = 3, "4"
-        self.assertIn("3 rounds, not 9; --micro-batches 4", schedules.partial_of(given))
+        self.assertIn("3 rounds, not 5; --micro-batches 4", schedules.partial_of(given))
 
     def gpu_report(self, statuses, tiny=False):
         data = {
