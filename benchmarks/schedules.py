@@ -25,7 +25,7 @@ from figures import commit, median, of_table, paragraph, with_interval, with_ran
 from machine import here
 
 BASE = "1f1b"
-# More of them take gpt, whose step takes seconds, more than an hour.
+# With more of them, `gpt` takes over an hour: its steps take seconds.
 ROUNDS, PASSES, MICRO_BATCHES = 5, 2, "4,8"
 LIMIT_S = 3600
 WHAT = (

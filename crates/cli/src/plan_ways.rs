@@ -79,13 +79,13 @@ pub(crate) fn planned(
 ) -> Result<Vec<Way>, CliError> {
     let mut all = Vec::new();
     let choices = Choices { is_quiet: true, ..choices.clone() };
-    // Images that one replica leaves out would be missing from its part of a mini-batch alone.
-    let is_alone = config.images.on_unreadable == OnUnreadableChoice::Skip;
-    if is_alone && devices.len() > 1 {
+    // Training refuses this setting with several replicas (`setup::check_images`).
+    let one_replica = config.images.on_unreadable == OnUnreadableChoice::Skip;
+    if one_replica && devices.len() > 1 {
         say!("left out: replicas: images.on_unreadable = \"skip\" is for one replica");
     }
     for (deployment, config, devices) in others(config, devices) {
-        if deployment.replicas > 1 && is_alone {
+        if deployment.replicas > 1 && one_replica {
             continue;
         }
         let mut source = costs.clone();

@@ -3,11 +3,11 @@
 
 /// Lets tensor operations of the calling thread run on this thread alone.
 ///
-/// Call it first on every thread that prepares data or drives a pipeline, if the stages have
-/// several threads each ([`PipelineBuilder::threads`](crate::PipelineBuilder::threads_per_stage)). Otherwise
-/// that thread has a team, too. With more threads than processors, OpenMP lets all of them sleep
-/// between two operations, also those of the stages: a step of an AmoebaNet on two cores took 430
-/// ms instead of 290.
+/// Call it first on every thread that prepares data or drives a pipeline whose stages have several
+/// threads each ([`threads_per_stage`](crate::PipelineBuilder::threads_per_stage)). Without it, such
+/// a thread has a team, too. With more threads than processors, OpenMP lets all threads sleep
+/// between two operations, also those of the stages. A step of an AmoebaNet on two cores then took
+/// 430 ms instead of 290.
 pub fn compute_on_this_thread_alone() {
     set(1);
 }
