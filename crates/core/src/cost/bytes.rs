@@ -51,10 +51,11 @@ impl ModelCosts {
         // at most one copy per use elsewhere.
         let owned =
             self.ties.iter().filter(|tie| tie.layers.first().is_some_and(|l| range.contains(l)));
-        let sums = owned.map(|tie| {
+        let used_elsewhere = owned.map(|tie| {
             let elsewhere = tie.layers.iter().filter(|layer| !range.contains(layer)).count();
             tie.parameters.times(elsewhere)
         });
+        let used_elsewhere: Bytes = used_elsewhere.sum();
         let update = states.iter().map(|state| state.update_peak).max().unwrap_or_default();
         let gradients: Vec<Bytes> = states.iter().map(|state| state.gradients).collect();
         let early: Vec<Bytes> = states.iter().map(|state| state.early).collect();
@@ -113,8 +114,9 @@ impl ModelCosts {
             first_backward_input_kept: layers.backward(false, Gradients::LaterMade),
             backward_weight: layers.backward_weight(false),
             first_backward_weight: layers.backward_weight(true),
-            update: update + sums.sum(),
-            ahead: if self.own_memory { received.ahead } else { Bytes(0) },
+            update: update + used_elsewhere,
+            // The gradients of tied weights may arrive before this stage's last backward.
+            ahead: if self.own_memory { received.ahead + used_elsewhere } else { Bytes(0) },
         }
     }
 
