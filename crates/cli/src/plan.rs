@@ -13,11 +13,11 @@ use crate::{
     files::write_aside,
     machine,
     output::say,
-    plan_choices::{Choices, all_schedules, find},
+    plan_choices::{Choices, all_schedules, file, find},
     plan_costs::{has_batch_norms, positive, source},
-    plan_file::{Deployment, PlanFile, Source},
+    plan_file::Deployment,
     plan_ways::{self, Way},
-    profile::host_memory,
+    profile::{self, host_memory},
     values::ScheduleChoice,
 };
 
@@ -53,7 +53,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         schedules,
         balance,
         remat,
-        is_quiet: false,
+        ..Choices::default()
     };
     // A way to use other devices, or other numbers of stages, is not asked for.
     let is_open = arguments.stages.is_empty() && arguments.profile.is_none();
@@ -61,7 +61,13 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let are_here = devices.len() <= machine::cores();
     let found = find(&mut source, &devices, &config, choices.clone());
     let mut ways = match !source.analytic && is_open && are_alike && are_here {
-        true => plan_ways::planned(arguments, (&config, &devices, &source), &choices)?,
+        true => {
+            let of_threads = |config: &Config, deployment: Deployment| {
+                let path = profile::path_of_threads(&arguments.config, deployment.threads);
+                plan_ways::costs_of_threads(config, &path)
+            };
+            plan_ways::planned((&config, &devices, &source), &choices, of_threads)?
+        }
         false => Vec::new(),
     };
     let (are_compared, usual) = (!ways.is_empty(), config.clone());
@@ -134,17 +140,11 @@ fn tell(Way { source, config, found, sums, .. }: &Way) -> Result<(), CliError> {
 /// Writes a plan and the pictures that were asked for. A plan that was compared with other ways
 /// says which one it is.
 fn write(arguments: &PlanArguments, way: &Way, is_compared: bool) -> Result<(), CliError> {
-    let Way { deployment, source, devices, config, found, sums } = way;
+    let Way { source, devices, config, found, .. } = way;
     let name = arguments.config.name();
     let default = PathBuf::from("out").join(format!("{name}.plan.json"));
     let path = arguments.out.clone().unwrap_or(default);
-    let mut own = file(source, devices, config, found);
-    if is_compared {
-        own.deployment = Some(*deployment);
-        own.predicted.step += *sums;
-        let later = |[low, high]: [Nanos; 2]| [low + *sums, high + *sums];
-        own.predicted.interval = own.predicted.interval.map(later);
-    }
+    let own = if is_compared { way.file() } else { file(source, devices, config, found) };
     own.write(&path)?;
     say!("{}: gpipe train --plan runs it", path.display());
     let drawn = Drawn::new(found, &name);
@@ -217,16 +217,6 @@ impl Drawn {
         let panel = Panel { bytes: &self.bytes, peaks: &self.peaks, caps: &self.caps, ..panel };
         Scene { title: self.title.clone(), subtitle: self.subtitle.clone(), panels: vec![panel] }
     }
-}
-
-pub(crate) fn file(
-    source: &Source,
-    devices: &[PlanDevice],
-    config: &Config,
-    found: &Found,
-) -> PlanFile {
-    let predicted = (&found.prediction, found.interval);
-    PlanFile::new(source, config.samples_of_a_pipeline(), devices, &found.plan, predicted)
 }
 
 /// Devices with memory caps and speeds. There may be one value for all devices, or one per device.

@@ -4,7 +4,11 @@ use gpipe::{RematPolicies, Schedule};
 use gpipe_core::plan::{Found, PlanDevice, Request, Usual, search};
 
 use crate::{
-    CliError, config::Config, output::say, plan_costs::powers_of_two, plan_file::Source,
+    CliError,
+    config::Config,
+    output::say,
+    plan_costs::powers_of_two,
+    plan_file::{PlanFile, Source},
     values::ScheduleChoice,
 };
 
@@ -21,6 +25,8 @@ pub(crate) struct Choices {
     pub takes_the_best: bool,
     pub balance: Option<Vec<usize>>,
     pub remat: Option<RematPolicies>,
+    /// Whether replicas must keep the size of micro-batches, because batch norms see it.
+    pub keeps_sizes: bool,
     /// Whether nothing is said of sizes that were not measured, because it was said before.
     pub is_quiet: bool,
 }
@@ -94,6 +100,17 @@ pub(crate) fn find(
         budget: Request::BUDGET,
         usual,
     })?)
+}
+
+/// The file of a plan that was found.
+pub(crate) fn file(
+    source: &Source,
+    devices: &[PlanDevice],
+    config: &Config,
+    found: &Found,
+) -> PlanFile {
+    let predicted = (&found.prediction, found.interval);
+    PlanFile::new(source, config.samples_of_a_pipeline(), devices, &found.plan, predicted)
 }
 
 /// Names the values of M that are left out because no micro-batches of their size were measured.

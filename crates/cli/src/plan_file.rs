@@ -157,6 +157,11 @@ impl PlanFile {
         predict(&self.costs, &devices, self.samples, &self.plan)
     }
 
+    /// The replicas that the plan decides on, or 1.
+    pub(crate) fn replicas(&self) -> usize {
+        self.deployment.map_or(1, |deployment| deployment.replicas)
+    }
+
     /// Changes the threads of `config` to the plan's, and the replicas, unless the command line
     /// gives them. Returns what that changes, which changes the last bits of results.
     pub(crate) fn deploy(&self, config: &mut Config, replicas: Option<usize>) -> Vec<String> {

@@ -6,22 +6,28 @@ use gpipe::{Nanos, Sequence, cost::ModelCosts};
 
 use crate::{
     CliError,
-    args::ConfigArguments,
+    args::PipelineArguments,
     config::Config,
+    machine,
     output::say,
-    plan::{file, fixed_balance, placed},
-    plan_choices::{Choices, all_schedules, find},
+    plan::{fixed_balance, placed},
+    plan_choices::{Choices, all_schedules, file, find},
     plan_costs::{has_batch_norms, measured},
     plan_file::{Deployment, PlanFile, Source},
-    plan_ways,
+    plan_ways::{self, Way},
     processes::Processes,
     profile,
     task::Task,
     values::ScheduleChoice,
 };
 
-/// One stage replaces a pipeline if its step is below this part of the pipeline's.
-const ONE_STAGE_BELOW: f64 = 0.98;
+/// Another way to use the cores replaces a pipeline if its step is below this part of the
+/// pipeline's, because costs cannot be trusted more.
+const OTHERS_BELOW: f64 = 0.98;
+
+/// Where plans that are made here come from.
+const PLAN_AUTO: &str = "--plan auto";
+const SCHEDULE_AUTO: &str = "--schedule auto";
 
 /// Changes the replicas and threads of `config` to the plan's, and says so. Replicas that the
 /// command line gives stay.
@@ -41,9 +47,25 @@ fn norms(costs: &ModelCosts, changes: bool) -> &'static str {
 
 /// The plan that was requested for a training.
 pub(crate) enum Wanted {
+    /// `--plan auto`, until the plan is made.
     Automatic,
-    /// A plan from the file with this name.
+    /// A plan, and where it is from: a file's name, or `--plan auto`.
     Given(String, Box<PlanFile>),
+}
+
+impl Wanted {
+    /// The plan that `--plan auto` made.
+    pub(crate) fn made(plan: PlanFile) -> Self {
+        Self::Given(PLAN_AUTO.to_owned(), Box::new(plan))
+    }
+
+    /// The plan, if it is one of several replicas.
+    pub(crate) fn of_replicas(&self) -> Option<&PlanFile> {
+        match self {
+            Self::Given(_, plan) => Some(&**plan).filter(|plan| plan.replicas() > 1),
+            Self::Automatic => None,
+        }
+    }
 }
 
 /// Parses `--plan`. A file is read now, before any work.
@@ -57,16 +79,15 @@ pub(crate) fn wanted(argument: Option<&str>) -> Result<Option<Wanted>, CliError>
     })
 }
 
-/// The plan that a training follows, if one was requested: read from a file, or made here. Changes
-/// `config` to follow it.
-pub(crate) fn for_training(
+/// Makes the plan of `--plan auto` and of `--schedule auto`.
+pub(crate) fn made(
     wanted: Option<Wanted>,
-    arguments: &ConfigArguments,
-    config: &mut Config,
-    (task, model): (&dyn Task, &Sequence),
+    arguments: &PipelineArguments,
+    config: &Config,
+    of: (&dyn Task, &Sequence),
     processes: &Processes,
-) -> Result<Option<PlanFile>, CliError> {
-    let (plan, origin) = match wanted {
+) -> Result<Option<Wanted>, CliError> {
+    let (name, choices) = match wanted {
         None if config.pipeline.schedule == ScheduleChoice::Auto => {
             let pipeline = &config.pipeline;
             let choices = Choices {
@@ -76,30 +97,35 @@ pub(crate) fn for_training(
                 takes_the_best: true,
                 ..Choices::default()
             };
-            let own = config.before_order();
-            let plan = automatic(arguments, &own, (task, model), choices, processes)?;
-            (plan, "--schedule auto".to_owned())
+            (SCHEDULE_AUTO, choices)
         }
-        None => return Ok(None),
-        Some(Wanted::Automatic) => {
-            let (own, choices) = (config.before_order(), Choices::default());
-            let plan = automatic(arguments, &own, (task, model), choices, processes)?;
-            deploy("--plan auto", &plan, config, None);
-            (plan, "--plan auto".to_owned())
-        }
-        Some(Wanted::Given(path, plan)) => {
-            // Replicas and threads were taken from it before processes met.
-            if arguments.memory.is_some() {
-                return Err(CliError::Usage(format!(
-                    "--memory: the caps of {path} hold; leave it out, or plan again with it"
-                )));
-            }
-            let own = profile::subject(config, model)?;
-            let own = if plan.analytic { own.of_shapes() } else { own };
-            plan.subject.check(&own, &path).map_err(profile::measure_again)?;
-            (*plan, path)
-        }
+        Some(Wanted::Automatic) => (PLAN_AUTO, Choices::default()),
+        wanted => return Ok(wanted),
     };
+    let plan = automatic(arguments, &config.before_order(), of, choices, processes)?;
+    Ok(Some(Wanted::Given(name.to_owned(), Box::new(plan))))
+}
+
+/// Changes `config` to follow a plan, and returns the plan.
+pub(crate) fn follow(
+    wanted: Option<Wanted>,
+    arguments: &PipelineArguments,
+    config: &mut Config,
+    model: &Sequence,
+) -> Result<Option<PlanFile>, CliError> {
+    let Some(Wanted::Given(origin, plan)) = wanted else { return Ok(None) };
+    if ![PLAN_AUTO, SCHEDULE_AUTO].contains(&origin.as_str()) {
+        if arguments.config.memory.is_some() {
+            return Err(CliError::Usage(format!(
+                "--memory: the caps of {origin} hold; leave it out, or plan again with it"
+            )));
+        }
+        let own = profile::subject(config, model)?;
+        let own = if plan.analytic { own.of_shapes() } else { own };
+        plan.subject.check(&own, &origin).map_err(profile::measure_again)?;
+    }
+    // Before several processes or replicas meet, this was done for the plan of a file.
+    deploy(&origin, &plan, config, arguments.replicas);
     let before = config.pipeline.micro_batches;
     plan.apply(config, &origin)?;
     let after = config.pipeline.micro_batches;
@@ -121,41 +147,67 @@ pub(crate) fn for_training(
         predicted.peaks.iter().max().copied().unwrap_or_default(),
         plan.source
     );
-    Ok(Some(plan))
+    Ok(Some(*plan))
 }
 
 /// Plans for the configured stages and memory, with an existing profile or one that is measured
 /// now.
 fn automatic(
-    arguments: &ConfigArguments,
+    arguments: &PipelineArguments,
     config: &Config,
     (task, model): (&dyn Task, &Sequence),
     mut choices: Choices,
     processes: &Processes,
 ) -> Result<PlanFile, CliError> {
-    let path = profile::default_path(arguments);
+    let path = profile::default_path(&arguments.config);
     let mut source = profiled(&path, config, (task, model), processes)?;
     let pipeline = &config.pipeline;
     let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
     // What fixes M or the cut is about this pipeline.
-    let tries_one_stage = choices.micro_batches.is_empty() && choices.balance.is_none();
+    let has_other_ways = choices.micro_batches.is_empty() && choices.balance.is_none();
     choices.schedules = all_schedules(&source);
     choices.makes_orders = true;
-    if source.costs.layers.iter().any(|layer| layer.statistics.0 > 0) {
-        // Batch norms depend on the size of micro-batches, so M must not change.
+    if has_batch_norms(&source.costs) {
+        // Batch norms depend on the size of micro-batches, so it must not change.
         choices.micro_batches = vec![pipeline.micro_batches];
+        choices.keeps_sizes = true;
     }
     let found = find(&mut source, &devices, config, choices.clone())?;
     if let Some(text) = found.within().or_else(|| found.made_text()) {
         say!("{text}");
     }
-    let own = file(&source, &devices, config, &found);
-    if processes.are_several() || !tries_one_stage {
-        return Ok(own);
+    let are_alike = pipeline.memory.0.len() <= 1;
+    let are_here = devices.len() <= machine::cores();
+    if processes.are_several() || !has_other_ways || !are_alike || !are_here {
+        return Ok(file(&source, &devices, config, &found));
     }
-    let step = found.prediction.step();
-    let other = one_stage(arguments, config, (task, model), &choices, step, processes)?;
-    Ok(other.unwrap_or(own))
+    let of_threads = |config: &Config, deployment: Deployment| {
+        let path = profile::path_of_threads(&arguments.config, deployment.threads);
+        match config.pipeline.stages == 1 && deployment.replicas == 1 {
+            true => profiled(&path, config, (task, model), processes).map(Some),
+            // Measuring all of them would take longer than a short training.
+            false => plan_ways::costs_of_threads(config, &path),
+        }
+    };
+    choices.takes_the_best = true;
+    let mut others = plan_ways::planned((config, &devices, &source), &choices, of_threads)?;
+    if arguments.replicas.is_some() {
+        others.retain(|way| way.deployment.replicas == 1);
+    }
+    let deployment = Deployment { replicas: 1, threads: pipeline.threads_per_stage };
+    let (config, sums) = (config.clone(), Nanos(0));
+    let own = Way { deployment, source, devices, config, found, sums };
+    let step = own.step();
+    others.sort_by_key(Way::step);
+    let best = others.first().filter(|way| way.step().0 as f64 <= step.0 as f64 * OTHERS_BELOW);
+    let mark = |is_chosen: bool| if is_chosen { " (chosen)" } else { "" };
+    if !others.is_empty() {
+        say!("ways to use the cores, a step of each:\n  {}{}", own.text(), mark(best.is_none()));
+    }
+    for (index, way) in others.iter().enumerate() {
+        say!("  {}{}", way.text(), mark(index == 0 && best.is_some()));
+    }
+    Ok(best.unwrap_or(&own).file())
 }
 
 /// The costs in the profile at `path`, which is measured now unless it is there.
@@ -188,41 +240,4 @@ fn profiled(
         }
     };
     Ok(measured(found, path))
-}
-
-/// The plan of one stage on as many threads as there are stages, if it is better than `pipeline` by
-/// more than costs can be trusted.
-fn one_stage(
-    arguments: &ConfigArguments,
-    config: &Config,
-    of: (&dyn Task, &Sequence),
-    choices: &Choices,
-    pipeline: Nanos,
-    processes: &Processes,
-) -> Result<Option<PlanFile>, CliError> {
-    let devices = placed(config.pipeline.stages, &config.pipeline.memory.0, &[])?;
-    let is_it = |deployment: &Deployment| deployment.replicas == 1;
-    let mut others = plan_ways::others(config, &devices).into_iter();
-    let Some((deployment, own, devices)) =
-        others.find(|(deployment, _, left)| is_it(deployment) && left.len() == 1)
-    else {
-        return Ok(None);
-    };
-    let path = profile::path_of_threads(arguments, deployment.threads);
-    let mut source = profiled(&path, &own, of, processes)?;
-    let choices = Choices { takes_the_best: true, is_quiet: true, ..choices.clone() };
-    let found = match find(&mut source, &devices, &own, choices) {
-        Ok(found) => found,
-        // Such as a cap that one stage exceeds.
-        Err(error) => {
-            say!("left out: one stage with {} threads: {error}", deployment.threads);
-            return Ok(None);
-        }
-    };
-    let step = found.prediction.step();
-    let is_better = (step.0 as f64) < pipeline.0 as f64 * ONE_STAGE_BELOW;
-    say!("one stage with {} threads: {step}; the pipeline: {pipeline}", deployment.threads);
-    let mut plan = file(&source, &devices, &own, &found);
-    plan.deployment = Some(deployment);
-    Ok(is_better.then_some(plan))
 }

@@ -5,7 +5,7 @@
 //! the gradients through memory: each replica's thread collects its own and stores the sums, and
 //! one of them adds those of all. How fast that is, is measured here.
 
-use std::{path::Path, thread, time::Instant};
+use std::{fmt::Display, path::Path, thread, time::Instant};
 
 use gpipe::{Bytes, Device, Nanos};
 use gpipe_core::plan::{Found, PlanDevice};
@@ -13,12 +13,11 @@ use tch::{Kind, Tensor};
 
 use crate::{
     CliError,
-    args::PlanArguments,
     config::{Config, OnUnreadableChoice},
     output::say,
-    plan_choices::{Choices, find},
+    plan_choices::{Choices, file, find},
     plan_costs::measured,
-    plan_file::{Deployment, Source},
+    plan_file::{Deployment, PlanFile, Source},
     processes::REPLICAS_MAX,
     profile, task,
 };
@@ -50,12 +49,8 @@ impl Way {
     /// The way in words.
     pub(crate) fn text(&self) -> String {
         let plan = &self.found.plan;
-        let count = |count: usize, one: &str| match count {
-            1 => format!("1 {one}"),
-            count => format!("{count} {one}s"),
-        };
         let Deployment { replicas, threads } = self.deployment;
-        let mut text = count(plan.balance.len(), "stage");
+        let mut text = counted(plan.balance.len(), "stage");
         if replicas > 1 {
             text = format!("{replicas} replicas of {text}");
         }
@@ -68,43 +63,82 @@ impl Way {
         let (m, schedule) = (plan.micro_batches, &plan.schedule);
         format!("{text}{each}, M {m}, {schedule}: {}{sums}", self.step())
     }
+
+    /// The plan's file, which says which way it is.
+    pub(crate) fn file(&self) -> PlanFile {
+        let Self { source, devices, config, found, sums, deployment } = self;
+        let mut own = file(source, devices, config, found);
+        own.deployment = Some(*deployment);
+        own.predicted.step += *sums;
+        let later = |[low, high]: [Nanos; 2]| [low + *sums, high + *sums];
+        own.predicted.interval = own.predicted.interval.map(later);
+        own
+    }
+}
+
+/// `3 stages`, or `1 stage`.
+fn counted(count: usize, one: &str) -> String {
+    match count {
+        1 => format!("1 {one}"),
+        count => format!("{count} {one}s"),
+    }
 }
 
 /// The best plans of other ways to use the devices' cores than one pipeline with a thread for each
-/// stage.
+/// stage. `of_threads` gives the costs of stages with several threads, if they are known.
 pub(crate) fn planned(
-    arguments: &PlanArguments,
     (config, devices, costs): (&Config, &[PlanDevice], &Source),
     choices: &Choices,
+    of_threads: impl Fn(&Config, Deployment) -> Result<Option<Source>, CliError>,
 ) -> Result<Vec<Way>, CliError> {
     let mut all = Vec::new();
-    let choices = Choices { is_quiet: true, ..choices.clone() };
     // Training refuses this setting with several replicas (`setup::check_images`).
     let one_replica = config.images.on_unreadable == OnUnreadableChoice::Skip;
     if one_replica && devices.len() > 1 {
         say!("left out: replicas: images.on_unreadable = \"skip\" is for one replica");
     }
     for (deployment, config, devices) in others(config, devices) {
-        if deployment.replicas > 1 && one_replica {
+        let Deployment { replicas, threads } = deployment;
+        if replicas > 1 && one_replica {
             continue;
         }
-        let mut source = costs.clone();
-        if deployment.threads > 1 {
-            let path = profile::path_of_threads(&arguments.config, deployment.threads);
-            let Some(own) = costs_of_threads(&config, &path)? else { continue };
-            source = own;
+        let left_out = |error: &dyn Display| {
+            let (stages, replicas) =
+                (counted(devices.len(), "stage"), counted(replicas, "replica"));
+            say!("left out: {replicas} of {stages} with {}: {error}", counted(threads, "thread"));
+        };
+        let mut choices = Choices { is_quiet: true, ..choices.clone() };
+        if choices.keeps_sizes && replicas > 1 {
+            let m = config.pipeline.micro_batches;
+            if !m.is_multiple_of(replicas) || !config.train.mini_batch.is_multiple_of(replicas) {
+                left_out(&format!(
+                    "M = {m} is not for {replicas} replicas with the same batch norms"
+                ));
+                continue;
+            }
+            choices.micro_batches = vec![m / replicas];
         }
-        // A cut or policies for another number of stages are not for this way.
-        let found = match find(&mut source, &devices, &config, choices.clone()) {
+        let source = match threads {
+            1 => Ok(Some(costs.clone())),
+            _ => of_threads(&config, deployment),
+        };
+        let found = match source {
+            Ok(Some(mut source)) => {
+                // A cut or policies for another number of stages are not for this way.
+                find(&mut source, &devices, &config, choices).map(|found| (source, found))
+            }
+            Ok(None) => continue,
+            Err(error) => Err(error),
+        };
+        let (source, found) = match found {
             Ok(found) => found,
             Err(error) => {
-                let Deployment { replicas, threads } = deployment;
-                say!("left out: {replicas} replicas, {threads} threads for each stage: {error}");
+                left_out(&error);
                 continue;
             }
         };
         let gradients = source.costs.layers.iter().map(|layer| layer.gradients).sum();
-        let sums = time_of_sums(deployment.replicas, gradients)?;
+        let sums = time_of_sums(replicas, gradients)?;
         all.push(Way { deployment, source, devices, config, found, sums });
     }
     Ok(all)
@@ -112,10 +146,7 @@ pub(crate) fn planned(
 
 /// The configurations and devices of other ways to use `devices` than one pipeline: for each number
 /// of replicas and of threads, what is left for stages.
-pub(crate) fn others(
-    config: &Config,
-    devices: &[PlanDevice],
-) -> Vec<(Deployment, Config, Vec<PlanDevice>)> {
+fn others(config: &Config, devices: &[PlanDevice]) -> Vec<(Deployment, Config, Vec<PlanDevice>)> {
     let is_cpu = config.pipeline.devices.0.iter().all(|device| *device == Device::Cpu);
     let own = config.pipeline.threads_per_stage;
     if !is_cpu || config.pipeline.replicas > 1 || own > 1 {
@@ -143,7 +174,7 @@ pub(crate) fn others(
 }
 
 /// The costs of stages with several threads, if they were measured into `path`.
-fn costs_of_threads(config: &Config, path: &Path) -> Result<Option<Source>, CliError> {
+pub(crate) fn costs_of_threads(config: &Config, path: &Path) -> Result<Option<Source>, CliError> {
     let threads = config.pipeline.threads_per_stage;
     if !path.exists() {
         say!(

@@ -202,6 +202,60 @@ fn oracle_replicas_run_a_plan() {
     refused("four.json", &["without the bytes of sums over 2 replicas: plan again"]);
 }
 
+/// The replicas of one process are threads, which begin only once the plan asks for them.
+#[test]
+fn oracle_a_training_begins_the_replicas_that_it_plans() {
+    let folder = Folder::new();
+    let config = fs::read_to_string(folder.path("tiny.toml")).unwrap();
+    let config = config.replace("mini_batch = 7", "mini_batch = 8");
+    fs::write(folder.path("tiny.toml"), config.replace("micro_batches = 3", "micro_batches = 4"))
+        .unwrap();
+    // One layer takes almost all the time, which replicas share and stages do not.
+    let slow = |(samples, layers): (&String, &mut Value)| {
+        for key in ["forward", "rematerialize", "backward", "backward_kept", "backward_input"] {
+            let own = &mut layers[1][key];
+            let more = 10_000_000 * samples.parse::<u64>().unwrap();
+            *own = (own.as_u64().unwrap_or_default() + more).into();
+        }
+    };
+    let one_stage = ["--stages", "1", "--threads-per-stage", "2"];
+    let profiles =
+        [(&[][..], "out/tiny.profile.json"), (&one_stage, "out/tiny.threads-2.profile.json")];
+    for (arguments, name) in profiles {
+        folder.succeeds(&with(PROFILE, arguments));
+        let mut profile = json(&folder, name);
+        let costs = &mut profile["costs"];
+        costs["sizes"].as_object_mut().unwrap().iter_mut().for_each(slow);
+        let under = costs["under"].as_object_mut().unwrap().values_mut();
+        under.flat_map(|sizes| sizes.as_object_mut().unwrap()).for_each(slow);
+        fs::write(folder.path(name), profile.to_string()).unwrap();
+    }
+
+    let auto = with(TRAIN, &["--plan", "auto"]);
+    let text = folder.succeeds(&with(&auto, &["--out", "auto"]));
+    let chosen = text.lines().find(|line| line.ends_with("(chosen)")).unwrap();
+    assert!(chosen.contains("2 replicas of 1 stage, M 1, "), "{text}");
+    assert!(
+        text.contains("--plan auto: pipeline.replicas 1 -> 2 (changes the last bits)"),
+        "{text}"
+    );
+    for once in [" training tokens, ", "ways to use the cores", "plan: 1 stages"] {
+        assert_eq!(text.matches(once).count(), 1, "{once}: {text}");
+    }
+    let config = fs::read_to_string(folder.path("auto/config.toml")).unwrap();
+    assert!(config.contains("replicas = 2\n"), "{config}");
+    folder.succeeds(&with(TRAIN, &["--plan", "auto/plan.json", "--out", "given"]));
+    assert!(folder.weights("auto") == folder.weights("given"));
+    // A run that goes on is replicated as planned, too.
+    let steps = |argument: &&'static str| if *argument == "3" { "4" } else { argument };
+    let more: Vec<&str> = auto.iter().map(steps).collect();
+    let text = folder.succeeds(&with(&more, &["--out", "auto", "--resume", "auto"]));
+    assert!(text.contains("pipeline.replicas"), "{text}");
+    // The number that the command line gives stays.
+    let text = folder.succeeds(&with(&auto, &["--replicas", "1", "--out", "one"]));
+    assert!(!text.contains("replicas of") && text.contains("plan: "), "{text}");
+}
+
 /// Replicas of one process each: values between their stages are not copied, whatever is between
 /// the replicas.
 #[test]

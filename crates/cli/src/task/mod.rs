@@ -309,7 +309,13 @@ pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     if classes > 0 {
         return Ok(classes);
     }
-    Err(CliError::Usage("model.classes is 0: say how many classes the network has".into()))
+    // A profile would know the number of classes of the data.
+    check_made(config)?;
+    Err(CliError::Usage(
+        "model.classes is 0: say how many classes the network has, with --set model.classes=N; a \
+        plan takes the number from a profile, too, which gpipe profile measures"
+            .into(),
+    ))
 }
 
 /// The number of tokens of a sample or row. 0 unless the data are text or JSONL.

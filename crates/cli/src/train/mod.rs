@@ -22,7 +22,12 @@ pub(crate) mod step_trace;
 mod steps;
 mod validation;
 
-use std::{collections::BTreeSet, path::Path, time::Instant};
+use std::{
+    collections::BTreeSet,
+    path::Path,
+    sync::{Mutex, MutexGuard, PoisonError},
+    time::Instant,
+};
 
 use gpipe::{Pipeline, Schedule, Sequence};
 use gpipe_checkpoint::{Checkpoint, manifest::TrainPosition};
@@ -77,18 +82,54 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
     if let Some(replicas) = replicas {
         config.set.push(format!("pipeline.replicas={replicas}"));
     }
-    Processes::among_replicas(here, &config, |processes| train(arguments, processes))
+    let planned = Mutex::new(None);
+    Processes::among_replicas(here, &config, |processes| {
+        *hold(&planned) = train(arguments, processes, None)?;
+        Ok(())
+    })?;
+    let Some(planned) = hold(&planned).take() else { return Ok(()) };
+    config.set.push(format!("pipeline.replicas={}", planned.plan.replicas()));
+    Processes::among_replicas(None, &config, |processes| {
+        train(arguments, processes, Some(&planned)).map(drop)
+    })
 }
 
-/// Runs the phases in order. All processes of a run go through them together.
-fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliError> {
-    let (mut start, wanted) = resolve(arguments, processes)?;
+/// A run whose plan was made before its replicas began.
+struct Planned {
+    /// Where the run starts. The first replica takes it.
+    start: Mutex<Option<Start>>,
+    plan: PlanFile,
+}
+
+fn hold<T>(value: &Mutex<T>) -> MutexGuard<'_, T> {
+    value.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Runs the phases in order. All processes of a run go through them together. Stops after the plan
+/// if it is one of several replicas, which must begin before the run goes on as `planned`.
+fn train(
+    arguments: &TrainArguments,
+    processes: &Processes,
+    planned: Option<&Planned>,
+) -> Result<Option<Planned>, CliError> {
+    let (mut start, wanted) = resolve(arguments, processes, planned)?;
     agree(&start.config, processes)?;
     let mut data = open_data(arguments, &start, processes)?;
+    if planned.is_none() {
+        say!("{}", data.task.summary());
+    }
     let model = task::model(&start.config, data.task.vocabulary().size())?;
-    let plan = choose_plan(wanted, arguments, &mut start, (data.task.as_ref(), &model), processes)?;
+    let of = (data.task.as_ref(), &model);
+    let wanted = plan_training::made(wanted, &arguments.pipeline, &start.config, of, processes)?;
+    if !processes.are_several()
+        && let Some(plan) = wanted.as_ref().and_then(Wanted::of_replicas)
+    {
+        return Ok(Some(Planned { plan: plan.clone(), start: Mutex::new(Some(start)) }));
+    }
+    let plan = follow_plan(wanted, arguments, &mut start, &model)?;
     let (pipeline, make) = build(arguments, &start, &mut data, model, processes)?;
-    run_steps(start, data, plan, pipeline, make, processes)
+    run_steps(start, data, plan, pipeline, make, processes)?;
+    Ok(None)
 }
 
 /// Phase 1: determines the configuration, the run's folder, the checkpoint to resume from, and the
@@ -96,6 +137,7 @@ fn train(arguments: &TrainArguments, processes: &Processes) -> Result<(), CliErr
 fn resolve(
     arguments: &TrainArguments,
     processes: &Processes,
+    planned: Option<&Planned>,
 ) -> Result<(Start, Option<Wanted>), CliError> {
     if let (Some(plan), Some(stages)) = (&arguments.plan, arguments.pipeline.stages)
         && plan != "auto"
@@ -106,8 +148,15 @@ fn resolve(
         )));
     }
     processes.agree_on_facts(&told(arguments))?; // the first process's arguments are followed
-    let wanted = plan_training::wanted(arguments.plan.as_deref())?; // before any work
-    let mut start = Start::find(arguments, processes)?;
+    let wanted = match planned {
+        Some(Planned { plan, .. }) => Some(Wanted::made(plan.clone())),
+        None => plan_training::wanted(arguments.plan.as_deref())?, // before any work
+    };
+    let first = || match planned.and_then(|planned| hold(&planned.start).take()) {
+        Some(start) => Ok(start),
+        None => Start::first(arguments),
+    };
+    let mut start = Start::find(arguments, processes, first)?;
     if let Some(Wanted::Given(path, plan)) = &wanted {
         plan_training::deploy(path, plan, &mut start.config, arguments.pipeline.replicas);
     }
@@ -167,24 +216,20 @@ fn open_data(
         (_, given) => (given, None),
     };
     let task = task::open(&start.config, fixed)?;
-    say!("{}", task.summary());
     processes.agree_on_data(&task.fingerprint())?;
     let position = position(start.checkpoint.as_ref(), task.fingerprint())?;
     let reinitialized = reinitialized(earlier, task.vocabulary());
     Ok(TrainingData { task, position, init, reinitialized })
 }
 
-/// Phase 4: chooses the plan that the run follows, if any, and changes the configuration to follow
-/// it.
-fn choose_plan(
+/// Phase 4: changes the configuration to follow the plan, if there is one.
+fn follow_plan(
     wanted: Option<Wanted>,
     arguments: &TrainArguments,
     start: &mut Start,
-    of: (&dyn Task, &Sequence),
-    processes: &Processes,
+    model: &Sequence,
 ) -> Result<Option<PlanFile>, CliError> {
-    let known = &arguments.pipeline.config;
-    let plan = plan_training::for_training(wanted, known, &mut start.config, of, processes)?;
+    let plan = plan_training::follow(wanted, &arguments.pipeline, &mut start.config, model)?;
     Ok(match plan {
         // A resumed run follows its plan, unless the configuration differs from it now.
         None if start.checkpoint.is_some() && start.out.path().join(PLAN).exists() => {

@@ -47,15 +47,16 @@ impl Start {
         Self { config, out, checkpoint: None, best: None, earlier_metrics: None }
     }
 
-    /// Reads the configuration, finds the checkpoint to resume from, and locks the folder. Of
-    /// several processes, rank 0 finds and locks, and the others follow it.
+    /// Where the run starts. Of several processes, rank 0 determines it with `first`, such as
+    /// [`Start::first`], and the others follow it.
     pub(crate) fn find(
         arguments: &TrainArguments,
         processes: &Processes,
+        first: impl FnOnce() -> Result<Self, CliError>,
     ) -> Result<Self, CliError> {
         let mut own = None;
         let place = processes.decided(|| {
-            let found = Self::first(arguments)?;
+            let found = first()?;
             records::check(&found)?;
             let place = found.place()?;
             own = Some(found);
@@ -67,7 +68,8 @@ impl Start {
         }
     }
 
-    fn first(arguments: &TrainArguments) -> Result<Self, CliError> {
+    /// Reads the configuration, finds the checkpoint to resume from, and locks the folder.
+    pub(crate) fn first(arguments: &TrainArguments) -> Result<Self, CliError> {
         match arguments.resume.as_deref() {
             None => {
                 let config = configuration(arguments)?;
