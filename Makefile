@@ -2,7 +2,7 @@
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
 
-.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-tuning bench-prediction bench-processes bench-schedules bench-plans bench-python bench-bilingual parity python test-python book fonts catalogues
+.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-tuning bench-prediction bench-processes bench-schedules bench-plans bench-ledger bench-python bench-bilingual parity python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -68,6 +68,9 @@ bench-plans: build ## What gpipe plan chooses beside every other way, of four ne
 	python3 benchmarks/plans.py --workload amoeba $(ARGS)
 	python3 benchmarks/plans.py --workload llama $(ARGS)
 	python3 benchmarks/plans.py --workload words $(ARGS)
+
+bench-ledger: build ## Where the time of a step goes, of three networks in two dtypes (half an hour on two cores; make fonts first)
+	python3 benchmarks/ledger.py $(ARGS)
 
 bench-python: setup ## The Python package beside the native engine and PyTorch's pipelines (make python first; 20 minutes on two cores)
 	python3 benchmarks/python_package.py $(ARGS)

@@ -21,6 +21,7 @@ import generation
 import gpt
 import gpu_report
 import hosts
+import ledger
 import memory
 import offload
 import plans
@@ -77,6 +78,7 @@ PARTS = {
     "schedules-gpt": SCHEDULES,
     "schedules-amoeba": SCHEDULES,
     **{f"plans-{name}": PLANS for name in plans.WORKLOADS},
+    "ledger": Part("where the time of a step goes", ledger.report),
     "processes": Part("Two processes", processes.report_rounds, processes.summary_rounds),
     "processes-in-turn": Part(IN_TURN, processes.report_in_turn),
     "prediction-in-turn-gpt": PREDICTION,

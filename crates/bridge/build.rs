@@ -42,6 +42,7 @@ fn main() {
         .file("cpp/convolution.cc")
         .file("cpp/custom.cc")
         .file("cpp/gpu_group.cc")
+        .file("cpp/ledger.cc")
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")
         .file("cpp/offload.cc")
@@ -55,6 +56,8 @@ fn main() {
         .include(torch.join("include/torch/csrc/api/include"))
         .std("c++17")
         .flag("-D_GLIBCXX_USE_CXX11_ABI=1")
+        // As libtorch is built: its headers have other members in its classes without it.
+        .define("NDEBUG", None)
         .flag_if_supported("-Wno-unused-parameter")
         .flag_if_supported("-Wno-sign-compare")
         .opt_level(2)

@@ -115,6 +115,20 @@ struct CustomBackward;
 rust::Vec<Address> custom(rust::Slice<const Address> inputs, rust::Slice<const Address> outputs,
                           rust::Slice<const Address> saved, rust::Box<CustomBackward> backward);
 
+// ledger.cc
+struct LedgerEntry;
+class LedgerScope {
+public:
+  LedgerScope();
+  ~LedgerScope();
+  struct Impl;
+  std::unique_ptr<Impl> impl;
+};
+void begin_ledger();
+rust::Vec<LedgerEntry> end_ledger();
+void forget_ledger() noexcept;
+std::unique_ptr<LedgerScope> ledger_scope(rust::Str name);
+
 // loss.cc
 Address cross_entropy_sum(Address logits, Address target, int64_t ignore);
 

@@ -4,7 +4,7 @@
 // gradients of that size at once. With a language model's vocabulary, that is the peak memory of
 // the whole stage.
 #include "gpipe-bridge/src/ffi.rs.h"
-#include "bridge.h"
+#include "ledger.h"
 #include <ATen/ops/log_softmax.h>
 #include <torch/csrc/autograd/custom_function.h>
 
@@ -19,6 +19,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   // logits [rows, classes], target [rows].
   static at::Tensor forward(AutogradContext *context, const at::Tensor &logits,
                             const at::Tensor &target, int64_t ignore) {
+    RECORD_USER_SCOPE("gpipe::cross entropy");
     at::AutoDispatchBelowADInplaceOrView below;
     at::Tensor ignored = target.eq(ignore);
     at::Tensor index = target.masked_fill(ignored, 0).unsqueeze(1);
@@ -31,6 +32,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
 
   // d sum / d logits = softmax - one-hot, in the rows that count.
   static variable_list backward(AutogradContext *context, variable_list grads) {
+    RECORD_USER_SCOPE("gpipe::cross entropy");
     at::NoGradGuard no_grad;
     auto saved = context->get_saved_variables();
     const at::Tensor &index = saved[0], &ignored = saved[1];

@@ -1,6 +1,7 @@
 // Vector-Jacobian products with given output gradients, and exact accumulation of parameter
 // gradients.
 #include "gpipe-bridge/src/ffi.rs.h"
+#include "ledger.h"
 #include "vjp.h"
 #include <ATen/core/grad_mode.h>
 #include <torch/csrc/autograd/autograd.h>
@@ -27,6 +28,7 @@ c10::AutogradState &OnThisThread::state() { return c10::AutogradState::get_tls_s
 at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
   if (!grad.defined())
     return accumulator;
+  RECORD_USER_SCOPE("gpipe::gradient sum");
   const bool reduced = at::isReducedFloatingType(grad.scalar_type());
   if (!accumulator.defined() && reduced)
     return grad.to(at::kFloat, /*non_blocking=*/false, /*copy=*/false,

@@ -58,6 +58,15 @@ pub(crate) mod bridged {
         cap: u64,
     }
 
+    /// What one kind of operation did.
+    struct LedgerEntry {
+        name: String,
+        calls: u64,
+        time_ns: u64,
+        bytes: u64,
+        flops: f64,
+    }
+
     extern "Rust" {
         type CustomBackward;
         fn call(
@@ -133,6 +142,12 @@ pub(crate) mod bridged {
         ) -> Result<Vec<usize>>;
         unsafe fn cross_entropy_sum(logits: usize, target: usize, ignore: i64) -> Result<usize>;
         fn onednn_is_faster() -> bool;
+
+        type LedgerScope;
+        fn begin_ledger() -> Result<()>;
+        fn end_ledger() -> Result<Vec<LedgerEntry>>;
+        fn forget_ledger();
+        fn ledger_scope(name: &str) -> Result<UniquePtr<LedgerScope>>;
 
         unsafe fn fused_adam(
             parameters: &[usize],

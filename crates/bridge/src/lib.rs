@@ -5,6 +5,7 @@
 //! - [`memory`]: a CPU allocator with accounting, caps and reuse, per arena
 //! - [`device`]: streams, events and memory of GPUs
 //! - [`layout`]: the memory layout of values that pass from one layer to the next
+//! - [`ledger`]: what libtorch's operations take on a thread: time, bytes, FLOPs
 //! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
 //! - [`custom`]: operations whose backward is Rust code
@@ -25,7 +26,7 @@
 //!
 //! # Side channels
 //!
-//! Five thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
+//! Six thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
 //! two ends and take no argument of ours:
 //!
 //! | what | set by | read by | why not an argument |
@@ -34,9 +35,10 @@
 //! | the last refusal | the allocator, when a cap refuses | [`memory::take_refusal`], when an operator failed | an allocator can only throw, and ATen turns that into text |
 //! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls these, and must not know whether it is recomputed |
 //! | the [`offload::SavedTensors`] that collects | [`offload::SavedTensors::around`], around a stage's forward | autograd's hooks, for each tensor that an operator saves | ATen saves tensors inside its operators |
+//! | the [`ledger`] that counts | [`ledger::begin`], before an action | libtorch's dispatcher, at each operation | ATen runs operations inside its operators |
 //! | the [`random`] scopes | [`random::Scope`], around one layer's forward | libtorch's random operators, through a dispatch key | a layer's code calls these |
 //!
-//! All five belong to the thread of one device's stages. gpipe passes nothing else this way.
+//! All six belong to the thread of one device's stages. gpipe passes nothing else this way.
 
 pub mod c10d;
 pub mod convolution;
@@ -46,6 +48,7 @@ pub mod device;
 mod ffi;
 pub mod fill;
 pub mod layout;
+pub mod ledger;
 pub mod linear;
 pub mod loss;
 pub mod memory;

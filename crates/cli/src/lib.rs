@@ -8,6 +8,7 @@
 //! - [`demand`]: checks a run's threads and memory against what the [`machine`] has
 //! - [`train`], [`verify`], [`eval`], [`generate`], [`translate`], [`predict`], [`trace`],
 //!   [`plot`]: the commands
+//! - [`ledger`]: where the time of a step goes
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
 //! - [`schedule`]: prints schedules, built-in or from a file
 //! - [`processes`]: a command in several processes; [`processes::launch`] starts them
@@ -35,6 +36,7 @@ mod generate;
 mod import;
 mod init;
 mod inspect;
+mod ledger;
 mod machine;
 mod metrics;
 mod model_folder;
@@ -221,6 +223,7 @@ fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliErro
         Command::Profile(arguments) => profile::run(&arguments, here),
         // The following commands run on rank 0 only.
         _ if here.is_some_and(|here| here.rank > 0) => Ok(()),
+        Command::Ledger(arguments) => ledger::run(&arguments),
         Command::Plan(arguments) => plan::run(&arguments),
         Command::Schedule(arguments) => schedule::run(&arguments),
         Command::Plot(arguments) => plot::run(&arguments),

@@ -14,6 +14,7 @@ mod foreign_weights;
 mod image_faults;
 mod images;
 mod interchange;
+mod ledger;
 mod llama;
 mod lost_files;
 mod planning;

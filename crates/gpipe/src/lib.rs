@@ -28,6 +28,7 @@
 //! - [`plan`]: predicts how a model runs and chooses how to run it, from its layers' [`cost`]s
 //! - [`state`]: everything that a pipeline keeps between two steps, for checkpoints
 //! - [`Loss`], [`Metric`], [`Optimizer`]: use those provided or implement your own
+//! - [`ledger`]: where the time of a step goes, by kind of work
 //! - [`Observer`]: code that is called as stages work
 //! - [`Group`], [`LearningRate`]: settings for groups of parameters, and learning rate schedules
 //!
@@ -64,6 +65,7 @@ mod inspect;
 mod interrupt;
 pub mod layer;
 pub mod layers;
+pub mod ledger;
 mod lora;
 mod loss;
 mod metric;

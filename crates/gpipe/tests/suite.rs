@@ -15,6 +15,7 @@ mod faults;
 mod functions;
 mod gradients;
 mod kernels;
+mod ledger;
 mod losses;
 mod misuse;
 mod observers;

@@ -39,8 +39,8 @@ pub(crate) struct ConfigArguments {
     /// device such as 1GiB,512MiB (pipeline.memory)
     #[arg(long, value_name = "BYTES,..")]
     pub memory: Option<Caps>,
-    /// Number of training steps [default: as configured; verify: 3, profile: 4, trace: 5]
-    /// (train.steps)
+    /// Number of training steps [default: as configured; verify: 3, profile: 4, trace: 5,
+    /// ledger: 3] (train.steps)
     #[arg(long, value_name = "N", value_parser = whole::<u64>, allow_negative_numbers = true)]
     pub steps: Option<u64>,
     /// Seed of all randomness (seed)

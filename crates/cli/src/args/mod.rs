@@ -81,6 +81,12 @@ pub(crate) enum Command {
     ///
     /// The layers run on real data while all stages are at work.
     Profile(ProfileArguments),
+    /// Train a few steps and show where their time goes: products, norms, copies, and so on
+    ///
+    /// Beside each kind of work is the least time that it would take on this machine: products at
+    /// the speed of the largest of them alone, everything else at the speed of memory. Both are
+    /// measured at the end.
+    Ledger(LedgerArguments),
     /// Find the fastest way to run a model: cuts, micro-batches, schedule and re-materialization
     ///
     /// The plan predicts the time and memory of a step, and names what limits them and which
@@ -326,6 +332,20 @@ pub(crate) struct PlotArguments {
     pub runs: Vec<PathBuf>,
     /// SVG page to write [default: plot.svg in the first DIR]
     #[arg(long, value_name = "FILE.svg")]
+    pub out: Option<PathBuf>,
+}
+
+/// Arguments of `gpipe ledger`.
+#[derive(Debug, Args)]
+pub(crate) struct LedgerArguments {
+    #[command(flatten)]
+    pub pipeline: PipelineArguments,
+    /// Also list the operations that take the most time, this many
+    #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<usize>,
+        allow_negative_numbers = true)]
+    pub operations: usize,
+    /// Write all operations to a file
+    #[arg(long, value_name = "FILE.json")]
     pub out: Option<PathBuf>,
 }
 

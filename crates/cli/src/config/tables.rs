@@ -104,10 +104,10 @@ pub(crate) struct PipelineConfig {
     /// weights. With `[lora]`, the frozen weights have the dtype of the arithmetic, too.
     #[serde(with = "as_text")]
     pub dtype: Dtype,
-    /// CPU kernels for float32. `aten` uses libtorch's matrix products. `channels-last` uses them
-    /// with images in channels-last layout. `onednn` is like `channels-last` with oneDNN's matrix
-    /// products, which are up to twice as fast where MKL lacks AVX-512. `fastest` chooses for this
-    /// machine.
+    /// CPU kernels. `aten` uses libtorch's operations throughout. `channels-last` uses its matrix
+    /// products, images in channels-last layout, and own kernels for attention, RMSNorm, SwiGLU and
+    /// rotary positions. `onednn` is like `channels-last` with oneDNN's matrix products in float32,
+    /// which are up to twice as fast where MKL lacks AVX-512. `fastest` chooses for this machine.
     #[serde(with = "as_text")]
     pub kernels: KernelChoice,
     /// Number of rows (positions of samples) of the output layer and the loss to compute at a time.

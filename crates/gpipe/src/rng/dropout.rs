@@ -5,7 +5,7 @@
 //! less than half a millisecond for 8 x 128 x 512 elements. Elsewhere the same 64-bit arithmetic
 //! runs as tensor operations.
 
-use gpipe_bridge::{device::upload, fill};
+use gpipe_bridge::{device::upload, fill, ledger::Scope};
 use gpipe_core::splitmix::{at, key};
 use tch::{Device, Kind, Tensor};
 
@@ -65,6 +65,7 @@ fn host_mask(
     kept: f64,
     mask: MaskKey,
 ) -> Result<Tensor, LayerError> {
+    let _scope = Scope::enter("gpipe::dropout mask")?;
     let samples = shape.first().copied().unwrap_or(1).max(1) as usize;
     fn rows<T: Copy + Default>(
         elements: &mut [T],
