@@ -37,11 +37,14 @@ fn main() {
         .file("cpp/vjp.cc")
         .file("cpp/split.cc")
         .file("cpp/allocator.cc")
+        .file("cpp/attention.cc")
         .file("cpp/device.cc")
         .file("cpp/layout.cc")
         .file("cpp/convolution.cc")
         .file("cpp/custom.cc")
+        .file("cpp/fused.cc")
         .file("cpp/gpu_group.cc")
+        .file("cpp/kernels.cc")
         .file("cpp/ledger.cc")
         .file("cpp/linear.cc")
         .file("cpp/loss.cc")
@@ -69,6 +72,7 @@ fn main() {
     let is_clippy = std::env::var("RUSTC_WORKSPACE_WRAPPER")
         .is_ok_and(|wrapper| Path::new(&wrapper).ends_with("clippy-driver"));
     if !is_clippy {
+        compile_kernels(&torch);
         bridge.compile("gpipe_bridge");
     }
     for file in ["src/ffi.rs", "cpp"] {
@@ -78,6 +82,48 @@ fn main() {
     println!("cargo:rustc-env=GPIPE_LIBTORCH_LIB={}", lib.display());
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}
+
+/// Compiles the kernels once for each width of vector registers. `kernels.cc` chooses among them
+/// when the program runs.
+fn compile_kernels(torch: &Path) {
+    let is_x86 = std::env::var("CARGO_CFG_TARGET_ARCH").is_ok_and(|arch| arch == "x86_64");
+    let widths: &[(&str, &str, &[&str])] = &[
+        ("plain", "DEFAULT", &[]),
+        ("avx2", "AVX2", &["-mavx2", "-mfma", "-mf16c"]),
+        (
+            "avx512",
+            "AVX512",
+            &["-mavx512f", "-mavx512bw", "-mavx512vl", "-mavx512dq", "-mavx2", "-mfma", "-mf16c"],
+        ),
+    ];
+    for (name, capability, flags) in widths.iter().take(if is_x86 { 3 } else { 1 }) {
+        let mut build = cc::Build::new();
+        build
+            .cpp(true)
+            .files(["cpp/attention_kernels.cc", "cpp/fused_kernels.cc"])
+            .include(torch.join("include"))
+            .std("c++17")
+            .define("_GLIBCXX_USE_CXX11_ABI", "1")
+            .define("NDEBUG", None)
+            .define("CPU_CAPABILITY", *capability)
+            .define(&format!("CPU_CAPABILITY_{capability}"), None)
+            .define("GPIPE_FLOAT", &*format!("fused_float_{name}"))
+            .define("GPIPE_BFLOAT16", &*format!("fused_bfloat16_{name}"))
+            .define("GPIPE_ATTENTION_FLOAT", &*format!("attention_float_{name}"))
+            .define("GPIPE_ATTENTION_BFLOAT16", &*format!("attention_bfloat16_{name}"))
+            // Products and sums are rounded one by one, as by libtorch's separate operations.
+            .flag("-ffp-contract=off")
+            .flag_if_supported("-Wno-psabi")
+            // Those of libtorch's and the compiler's headers are many.
+            .warnings(false)
+            .opt_level(3)
+            .debug(false);
+        flags.iter().for_each(|flag| {
+            build.flag(flag);
+        });
+        build.compile(&format!("gpipe_kernels_{name}"));
+    }
 }
 
 /// The folders of the headers that NCCL's process group needs, if `torch` is a libtorch with CUDA

@@ -100,6 +100,7 @@ Address root_of(Address output);
 
 // layout.cc
 Address settled(Address address);
+Address concatenate(rust::Slice<const Address> addresses, int64_t axis);
 
 // linear.cc
 Address linear(Address x, Address w, Address bias, bool use_onednn);
@@ -114,6 +115,16 @@ Address convolution(Address x, Address w, rust::Slice<const int64_t> stride,
 struct CustomBackward;
 rust::Vec<Address> custom(rust::Slice<const Address> inputs, rust::Slice<const Address> outputs,
                           rust::Slice<const Address> saved, rust::Box<CustomBackward> backward);
+
+// attention.cc
+bool can_attend(Address q, Address k);
+Address fused_attention(Address q, Address k, Address v, int64_t window);
+
+// fused.cc
+bool can_fuse(Address x);
+Address fused_rms_norm(Address x, Address w, double eps);
+Address fused_swiglu(Address gate, Address up);
+Address fused_turn(Address x, Address cos, Address sin);
 
 // ledger.cc
 struct LedgerEntry;

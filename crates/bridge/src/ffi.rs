@@ -122,6 +122,7 @@ pub(crate) mod bridged {
         unsafe fn root_of(output: usize) -> Result<usize>;
 
         unsafe fn settled(tensor: usize) -> Result<usize>;
+        unsafe fn concatenate(tensors: &[usize], axis: i64) -> Result<usize>;
 
         unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;
         unsafe fn convolution(
@@ -142,6 +143,14 @@ pub(crate) mod bridged {
         ) -> Result<Vec<usize>>;
         unsafe fn cross_entropy_sum(logits: usize, target: usize, ignore: i64) -> Result<usize>;
         fn onednn_is_faster() -> bool;
+
+        unsafe fn can_attend(q: usize, k: usize) -> Result<bool>;
+        unsafe fn fused_attention(q: usize, k: usize, v: usize, window: i64) -> Result<usize>;
+
+        unsafe fn can_fuse(x: usize) -> Result<bool>;
+        unsafe fn fused_rms_norm(x: usize, w: usize, eps: f64) -> Result<usize>;
+        unsafe fn fused_swiglu(gate: usize, up: usize) -> Result<usize>;
+        unsafe fn fused_turn(x: usize, cos: usize, sin: usize) -> Result<usize>;
 
         type LedgerScope;
         fn begin_ledger() -> Result<()>;

@@ -1,8 +1,8 @@
-//! The memory layout of values that pass from one layer to the next.
+//! The memory layout of values that pass from one layer to the next, and of gradients.
 
 use tch::Tensor;
 
-use crate::{Result, address, adopt, ffi::bridged};
+use crate::{Error, Result, address, adopt, ffi::bridged};
 
 /// Returns `tensor` in the layout that layers pass on: each element once, without gaps, from an
 /// address that is a multiple of 64 bytes. A dense tensor keeps its strides, even if transposed or
@@ -20,11 +20,50 @@ pub fn settled(tensor: Tensor) -> Result<Tensor> {
     Ok(adopt(copy).unwrap_or(tensor))
 }
 
+/// Joins `tensors` along `axis`. The gradient of each is contiguous, in the layout of the first
+/// tensor. libtorch's own concatenation gives gradients with gaps in memory, for which its batch
+/// norm has a slow backward.
+///
+/// # Errors
+/// No tensors; shapes that do not fit; an axis that is not there.
+pub fn concatenate(tensors: &[&Tensor], axis: i64) -> Result<Tensor> {
+    let addresses: Vec<usize> = tensors.iter().map(|tensor| address(tensor)).collect();
+    // SAFETY: the tensors at these addresses are borrowed for the whole call.
+    let joined = unsafe { bridged::concatenate(&addresses, axis) }?;
+    adopt(joined).ok_or_else(|| Error("concatenate gave no tensor".into()))
+}
+
 #[cfg(test)]
 mod tests {
     use tch::{Device, Kind};
 
     use super::*;
+    use crate::vjp::{Request, vjp};
+
+    #[test]
+    fn oracle_a_concatenation_has_libtorchs_bits_and_gradients_without_gaps() {
+        let images = |channels| {
+            let own = counted(&[2, channels, 4, 3]).permute([0, 2, 3, 1]).contiguous();
+            own.permute([0, 3, 1, 2]).set_requires_grad(true)
+        };
+        let parts = [images(3), images(5), images(2)];
+        let parts: Vec<&Tensor> = parts.iter().collect();
+        let (own, plain) = (concatenate(&parts, 1).unwrap(), Tensor::cat(&parts, 1));
+        assert_eq!((own.stride(), own.size()), (plain.stride(), plain.size()));
+        let gradients = |y: &Tensor| {
+            let dy = y.detach().cos();
+            let request =
+                Request { outputs: &[y], output_grads: &[&dy], inputs: &parts, parameters: &[] };
+            vjp(&request, &mut []).unwrap()
+        };
+        for ((own, plain), part) in gradients(&own).iter().zip(gradients(&plain)).zip(&parts) {
+            assert_eq!(*own, plain);
+            assert_eq!(own.as_ref().unwrap().stride(), part.stride());
+        }
+        assert!(concatenate(&[], 1).is_err());
+        assert!(concatenate(&parts, 4).is_err());
+        assert!(concatenate(&parts, -1).is_err());
+    }
 
     fn counted(shape: &[i64]) -> Tensor {
         Tensor::arange(shape.iter().product::<i64>(), (Kind::Float, Device::Cpu)).reshape(shape)

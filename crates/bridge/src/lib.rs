@@ -7,6 +7,7 @@
 //! - [`layout`]: the memory layout of values that pass from one layer to the next
 //! - [`ledger`]: what libtorch's operations take on a thread: time, bytes, FLOPs
 //! - [`linear`]: the affine map through the faster of two float32 kernels
+//! - [`fused`]: attention; norms, gated units and rotary positions in one pass over memory
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
 //! - [`custom`]: operations whose backward is Rust code
 //! - [`op_cache`]: outputs of products and convolutions, kept for re-materialization
@@ -47,6 +48,7 @@ mod custom_backward;
 pub mod device;
 mod ffi;
 pub mod fill;
+pub mod fused;
 pub mod layout;
 pub mod ledger;
 pub mod linear;

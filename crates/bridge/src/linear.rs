@@ -8,12 +8,13 @@ use crate::{Error, Result, address, adopt, ffi::bridged};
 /// on a CPU. Results differ in the last bits, so one choice holds for a whole run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Kernels {
-    /// ATen's choice: MKL in float32; images in contiguous layout.
+    /// ATen's operations throughout: MKL's products in float32; images in contiguous layout.
     #[default]
     Aten,
-    /// ATen's products; images in channels-last layout, where a 1x1 convolution is a product.
+    /// ATen's products; images in channels-last layout, where a 1x1 convolution is a product; and
+    /// the operations of [`crate::fused`].
     ChannelsLast,
-    /// oneDNN's products, from about a million multiplications up; images in channels-last layout.
+    /// Like `ChannelsLast`, with oneDNN's products from about a million multiplications up.
     OneDnn,
 }
 

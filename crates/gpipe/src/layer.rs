@@ -34,6 +34,8 @@ use std::{cell::RefCell, sync::Arc};
 
 use gpipe_bridge::{
     convolution::{Geometry, convolution},
+    fused,
+    layout::concatenate,
     linear::{Kernels, linear},
 };
 use tch::{Kind, Tensor};
@@ -259,6 +261,22 @@ impl Forward<'_> {
         self.adapted.borrow_mut().push(adapter.number);
         let added = adapter.apply(x, self.parameters, &self.random, self.training, self.kernels)?;
         Ok(y.f_add(&added)?)
+    }
+
+    /// Joins `tensors` along `axis`, counted from 0. The gradient of each is contiguous, in the
+    /// layout of the first tensor. `Tensor::cat` gives gradients with gaps in memory, for which
+    /// libtorch's batch norm has a slow backward.
+    ///
+    /// # Errors
+    /// No tensors; shapes that do not fit; an axis that is not there.
+    pub fn concatenate(&self, tensors: &[&Tensor], axis: i64) -> Result<Tensor, LayerError> {
+        Ok(concatenate(tensors, axis)?)
+    }
+
+    /// Whether layers use the bridge's fused operations for `x` and what depends on it, instead of
+    /// several of libtorch's.
+    pub(crate) fn fuses(&self, x: &Tensor) -> bool {
+        self.kernels != Kernels::Aten && fused::takes(x)
     }
 
     /// Convolves `x` `[samples, inputs, height, width]` with `weight` `[outputs, inputs / groups,

@@ -15,6 +15,7 @@ use tch::{Kind, Tensor};
 use crate::{
     error::LayerError,
     layer::{Forward, Init, ParameterSpec},
+    layers::gated_mlp::gated,
     spec::TensorSpec,
     tape::{Tape, Var},
 };
@@ -185,8 +186,10 @@ impl ExpertMlp {
         let map = |x: &Tensor, map: usize| {
             ctx.linear(x, ctx.parameter(Self::number(first, expert, map))?, None)
         };
-        let gate = map(rows, 0)?.f_silu()?;
-        map(&gate.f_mul(&map(rows, 1)?)?, 2)
+        let (gate, up) = (map(rows, 0)?, map(rows, 1)?);
+        let gated = gated(ctx, &gate, &up)?;
+        drop((gate, up));
+        map(&gated, 2)
     }
 
     /// [`Mixed::division`].
@@ -229,11 +232,9 @@ impl ExpertMlp {
             let number = |map| Self::number(first, expert as usize, map);
             let own = tape.sliced(sorted, rows(count));
             let gate = tape.linear(own, number(0), None);
-            let active = tape.elementwise(gate);
-            tape.release(gate);
             let up = tape.linear(own, number(1), None);
-            let gated = tape.multiply(active, up);
-            [active, up].into_iter().for_each(|var| tape.release(var));
+            let gated = tape.gated(gate, up);
+            [gate, up].into_iter().for_each(|var| tape.release(var));
             made.push(tape.linear(gated, number(2), None));
             tape.release(gated);
         }

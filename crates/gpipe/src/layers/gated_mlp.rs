@@ -1,5 +1,6 @@
 //! The gated feed-forward part of a Llama block.
 
+use gpipe_bridge::fused;
 use tch::Tensor;
 
 use crate::{
@@ -28,6 +29,14 @@ const GATE: usize = 0;
 const UP: usize = 1;
 const DOWN: usize = 2;
 
+/// `silu(gate) * up`.
+pub(super) fn gated(ctx: &Forward, gate: &Tensor, up: &Tensor) -> Result<Tensor, LayerError> {
+    match ctx.fuses(gate) {
+        true => Ok(fused::swiglu(gate, up)?),
+        false => Ok(gate.f_silu()?.f_mul(up)?),
+    }
+}
+
 impl GatedMlp {
     fn projections(&self) -> Projections<3> {
         let (d, h, bias) = (self.features, self.hidden, self.bias);
@@ -52,9 +61,10 @@ impl GatedMlp {
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
         let projections = self.projections();
-        let gate = projections.apply(ctx, first, GATE, x)?.f_silu()?;
-        let gated = gate.f_mul(&projections.apply(ctx, first, UP, x)?)?;
-        drop(gate);
+        let gate = projections.apply(ctx, first, GATE, x)?;
+        let up = projections.apply(ctx, first, UP, x)?;
+        let gated = gated(ctx, &gate, &up)?;
+        drop((gate, up));
         projections.apply(ctx, first, DOWN, &gated)
     }
 
@@ -62,11 +72,9 @@ impl GatedMlp {
     pub(super) fn record(&self, tape: &mut Tape, first: usize, x: Var) -> Var {
         let projections = self.projections();
         let gate = projections.record(tape, first, GATE, x);
-        let active = tape.elementwise(gate);
-        tape.release(gate);
         let up = projections.record(tape, first, UP, x);
-        let gated = tape.multiply(active, up);
-        [active, up].into_iter().for_each(|var| tape.release(var));
+        let gated = tape.gated(gate, up);
+        [gate, up].into_iter().for_each(|var| tape.release(var));
         let down = projections.record(tape, first, DOWN, gated);
         tape.release(gated);
         down

@@ -132,11 +132,14 @@ impl GroupedAttention {
         let own = documents.map(|own| documents::visible(own, self.window)).transpose()?;
         let projections = self.projections();
         let turned = |ctx: &Forward, heads: Heads, number: usize| {
-            let mut apart = heads.apart(&projections.apply(ctx, first, number, x)?)?;
+            let mut own = projections.apply(ctx, first, number, x)?;
             if let Some(norm) = self.head_norm() {
-                apart = norm.apply(ctx, self.norm_number(first) + number, &apart)?;
+                let shape = own.size();
+                let apart = own.f_reshape([-1, heads.count, heads.size])?;
+                own = norm.apply(ctx, self.norm_number(first) + number, &apart)?;
+                own = own.f_reshape(shape)?;
             }
-            tables.turn(&apart)
+            tables.turn(ctx, &heads.apart(&own)?)
         };
         let q = turned(ctx, self.queries(), QUERIES)?;
         let mut k = turned(ctx, self.keys(), KEYS)?;
@@ -215,17 +218,21 @@ impl GroupedAttention {
             }
         };
         let (k, v) = (repeated(tape, k), repeated(tape, v));
+        // The bridge's attention needs no mask for a window.
+        let is_fused = !has_documents && self.dropout == 0.0 && tape.attends(q, self.heads, length);
         // The number of masks: one per row, one for all rows, or none.
         let masks = match has_documents {
             true => samples,
-            false => i64::from(self.window.is_some_and(|window| window < length)),
+            false => i64::from(!is_fused && self.window.is_some_and(|window| window < length)),
         };
         let attended = tape.attention_of(q, k, v, self.heads, masks, self.dropout);
         [q, k, v].into_iter().for_each(|var| tape.release(var));
-        // Rotated queries are contiguous, and so is the attended output per head. Joining the heads
-        // therefore copies.
-        let joined = tape.copied(attended);
-        tape.release(attended);
+        // Rotated queries are contiguous, and so is libtorch's attended output per head. Joining
+        // the heads therefore copies.
+        let joined = if is_fused { attended } else { tape.copied(attended) };
+        if !is_fused {
+            tape.release(attended);
+        }
         let output = projections.record(tape, first, OUTPUT, joined);
         tape.release(joined);
         Some(output)

@@ -1,6 +1,7 @@
 //! Multi-head attention between its projections (Vaswani et al. 2017, section 3.2), shared by
 //! self-attention and cross-attention.
 
+use gpipe_bridge::fused;
 use tch::{Device, Kind, Tensor};
 
 use crate::{
@@ -111,6 +112,9 @@ impl Heads {
         visible: Visible,
     ) -> Result<Tensor, LayerError> {
         if !ctx.training() || self.dropout == 0.0 {
+            if let Some(window) = Self::window_of(ctx, q, k, visible) {
+                return Ok(fused::attention(q, k, v, window)?);
+            }
             // The fused CPU kernel supports both forms. The test module `kernels` checks that it is
             // used.
             let (mask, causal) = match visible {
@@ -134,6 +138,17 @@ impl Heads {
             .f_masked_fill(&visible.hidden(queries, q.device())?, f64::NEG_INFINITY)?;
         let weights = scores.f_softmax(-1, None)?;
         Ok(ctx.dropout(&weights, self.dropout)?.f_matmul(v)?)
+    }
+
+    /// The window of [`fused::attention`], if it computes this.
+    fn window_of(ctx: &Forward, q: &Tensor, k: &Tensor, visible: Visible) -> Option<Option<i64>> {
+        let window = match visible {
+            Visible::All => None,
+            Visible::Earlier => Some(q.size().get(2).copied()?),
+            Visible::Latest(window) => Some(window),
+            Visible::Unmasked(_) | Visible::Chosen(_) => return None,
+        };
+        (ctx.fuses(q) && fused::attends(q, k)).then_some(window)
     }
 
     /// Records what [`Heads::attend`] computes in training mode. [`Tape::fused_attention`]

@@ -1,5 +1,6 @@
 //! Root-mean-square normalisation.
 
+use gpipe_bridge::fused;
 use tch::{Kind, Tensor};
 
 use crate::{
@@ -40,12 +41,16 @@ impl RmsNorm {
         weight: usize,
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
+        let weight = ctx.parameter(weight)?;
+        if ctx.fuses(x) && weight.kind() == x.kind() {
+            return Ok(fused::rms_norm(x, weight, self.eps)?);
+        }
         let kind = x.kind();
         let wide = if kind == Kind::Double { Kind::Double } else { Kind::Float };
         let wide = x.f_to_kind(wide)?;
         let squares = wide.f_square()?.f_mean_dim(Some(&[-1][..]), true, None::<Kind>)?;
         let normed = wide.f_mul(&squares.f_add_scalar(self.eps)?.f_rsqrt()?)?;
-        Ok(normed.f_to_kind(kind)?.f_mul(ctx.parameter(weight)?)?)
+        Ok(normed.f_to_kind(kind)?.f_mul(weight)?)
     }
 }
 

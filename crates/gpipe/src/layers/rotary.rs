@@ -3,10 +3,10 @@
 //! Tables are made in float32, by the operations and in the order of Hugging Face's transformers.
 //! So a model that was trained there sees the same angles here, to the last bit.
 
-use gpipe_bridge::device::upload;
+use gpipe_bridge::{device::upload, fused};
 use tch::{Device, Kind, Tensor};
 
-use crate::error::LayerError;
+use crate::{error::LayerError, layer::Forward};
 
 /// Rotary position embedding (Su et al. 2021): features `i` and `i + size / 2` of a query or key
 /// are turned by an angle that grows with the position.
@@ -246,8 +246,11 @@ impl Rotary {
 
 impl Tables {
     /// Turns `x` [samples, heads, positions, size].
-    pub(super) fn turn(&self, x: &Tensor) -> Result<Tensor, LayerError> {
+    pub(super) fn turn(&self, ctx: &Forward, x: &Tensor) -> Result<Tensor, LayerError> {
         let Self { cos, sin } = self;
+        if ctx.fuses(x) {
+            return Ok(fused::rotary(x, cos, sin)?);
+        }
         // One node in the backward, where two views would each fill a tensor as large as `x`.
         let halves = x.f_chunk(2, -1)?;
         let [a, b] = halves.as_slice() else {

@@ -7,6 +7,7 @@
 //! does, from the last node to the first. Each node frees what it saved. Gradients that meet are
 //! added in place if nothing else holds them.
 
+mod attention;
 mod node;
 mod operations;
 

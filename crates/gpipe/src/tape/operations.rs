@@ -4,6 +4,7 @@
 //! The memory of each kernel beyond its tensors was measured once, with the allocator that stages
 //! use. The constants below are the bytes of oneDNN's reorders and scratch space.
 
+use gpipe_bridge::linear::Kernels;
 use tch::Kind;
 
 use super::{Node, Tape, Var, bytes};
@@ -14,7 +15,7 @@ const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
 /// Bytes of oneDNN's convolutions beyond two copies of the weight.
 const CONVOLUTION_SCRATCH: f64 = 8216.0;
 /// Bytes of a float32, in which ATen's kernels keep statistics, and of an int64 index.
-const FLOAT: f64 = 4.0;
+pub(super) const FLOAT: f64 = 4.0;
 const INDEX: f64 = 8.0;
 
 /// The strides and groups of a convolution.
@@ -89,6 +90,12 @@ impl Tape {
     pub fn rms_norm_of_heads(&mut self, x: Var, size: i64, weight: usize) -> Var {
         let spec = self.spec(x).clone();
         let (own, rows) = (bytes(&spec), spec.elements() / size.max(1) as f64);
+        if self.fuses(x) {
+            // A sum of the weight's gradient for each thread, and their sum.
+            let sums = 2.0 * FLOAT * size as f64;
+            let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(FLOAT * rows);
+            return self.push(node.backward_bytes(sums).parameter(weight));
+        }
         let reduced = matches!(spec.kind, Kind::BFloat16 | Kind::Half);
         let wide = if reduced { FLOAT * spec.elements() } else { own };
         let one = wide / spec.elements().max(1.0);
@@ -100,6 +107,24 @@ impl Tape {
         let node = Node::new(&[x], spec).saving_bytes(result + copied + 2.0 * one * rows);
         let node = if reduced { node } else { node.saving(&[x]) };
         self.push(node.forward_bytes(wide).backward_bytes(backward).parameter(weight))
+    }
+
+    /// Whether the bridge's fused operations compute on `x` ([`crate::Forward::fuses`]).
+    fn fuses(&self, x: Var) -> bool {
+        let reduced_or_not = matches!(self.spec(x).kind, Kind::Float | Kind::BFloat16);
+        self.kernels() != Kernels::Aten && reduced_or_not
+    }
+
+    /// `silu(gate) * up`, both of one shape.
+    pub fn gated(&mut self, gate: Var, up: Var) -> Var {
+        if self.fuses(gate) {
+            let spec = self.spec(gate).clone();
+            return self.push(Node::new(&[gate, up], spec).saving(&[gate, up]));
+        }
+        let active = self.elementwise(gate);
+        let gated = self.multiply(active, up);
+        self.release(active);
+        gated
     }
 
     /// The product of two tensors of one shape, which both need gradients.
@@ -118,8 +143,8 @@ impl Tape {
     /// Queries or keys turned by [`crate::layers::Rotary`].
     pub fn turned(&mut self, x: Var) -> Var {
         let spec = self.spec(x).clone();
-        let own = bytes(&spec);
-        self.push(Node::new(&[x], spec).forward_bytes(own).backward_bytes(own))
+        let copied = if self.fuses(x) { 0.0 } else { bytes(&spec) };
+        self.push(Node::new(&[x], spec).forward_bytes(copied).backward_bytes(copied))
     }
 
     /// A copy of `x` in another layout.
@@ -131,51 +156,6 @@ impl Tape {
     pub fn repeated(&mut self, x: Var, times: i64) -> Var {
         let output = self.spec(x).with_last(self.spec(x).last() * times);
         self.push(Node::new(&[x], output))
-    }
-
-    /// Causal attention of separate queries, keys and values, each [samples, positions, heads *
-    /// size]. `masks`: the number of masks [positions, positions] of visible keys; 0 if all earlier
-    /// keys are visible.
-    pub fn attention_of(
-        &mut self,
-        queries: Var,
-        keys: Var,
-        values: Var,
-        heads: i64,
-        masks: i64,
-        p: f64,
-    ) -> Var {
-        let output = self.spec(queries).clone();
-        let size = |axis: usize| output.shape.get(axis).copied().unwrap_or(0);
-        let (samples, length) = (size(0), size(1));
-        let square = length as f64 * length as f64;
-        let hidden = square * masks.max(1) as f64;
-        let inputs = [queries, keys, values];
-        if p <= 0.0 {
-            let block = attention_block(length);
-            let width = output.last() / heads.max(1);
-            let blocks = FLOAT * block as f64 * (length.min(512) as f64 + 2.0 + width as f64);
-            // The visible keys, and the numbers that are added to the scores.
-            let mask = masks as f64 * square * (1.0 + output.kind.elt_size_in_bytes() as f64);
-            let rows = FLOAT * samples as f64 * heads as f64 * length as f64;
-            let node = Node::new(&inputs, output).saving(&inputs).saving_output();
-            return self.push(node.saving_bytes(rows + mask).forward_bytes(blocks));
-        }
-        let weights = TensorSpec::new([samples, heads, length, length], output.kind);
-        let own = bytes(&output);
-        let scores = Node::new(&[queries, keys], weights.clone()).saving_bytes(2.0 * own);
-        let scores = self.push(scores);
-        let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
-        self.release(scores);
-        let masked = Node::new(&[scaled], weights).saving_bytes(hidden).forward_bytes(hidden);
-        let masked = self.push(masked);
-        self.release(scaled);
-        let weights = self.elementwise_by_output(masked);
-        let dropped = self.dropout(weights, p);
-        let node = Node::new(&[dropped, values], output).saving(&[dropped]).saving_bytes(own);
-        let attended = self.push(node);
-        [masked, weights, dropped].into_iter().for_each(|var| self.release(var));
-        attended
     }
 
     /// An elementwise function whose backward needs its input, for example gelu.
@@ -213,75 +193,6 @@ impl Tape {
     pub fn add(&mut self, a: Var, b: Var) -> Var {
         let spec = self.spec(a).clone();
         self.push(Node::new(&[a, b], spec).passing_gradient())
-    }
-
-    /// Attention in ATen's fused kernel. Returns [samples, queries, features]. Without a `mask` of
-    /// the keys it is causal.
-    ///
-    /// In self-attention, `queries` and `keys` are the same tensor, which also has the values:
-    /// [samples, positions, 3 features]. Otherwise `queries` are [samples, queries, features], and
-    /// `keys` has keys and values: [samples, keys, 2 features].
-    pub fn fused_attention(
-        &mut self,
-        queries: Var,
-        keys: Var,
-        heads: i64,
-        mask: Option<Var>,
-    ) -> Var {
-        let Attended { inputs, samples, length, seen, output } = self.attended(queries, keys);
-        let (block, size) = (attention_block(length), output.last() / heads.max(1));
-        let blocks = FLOAT * block as f64 * (seen.min(512) as f64 + 2.0 + size as f64);
-        // The mask, converted to numbers that are added to the scores.
-        let added = mask.map_or(0.0, |mask| bytes(&self.spec(mask).with_kind(output.kind)));
-        let node = Node::new(&inputs, output).saving(&inputs).saving_output();
-        let node = node
-            .saving_bytes(FLOAT * samples as f64 * heads as f64 * length as f64 + added)
-            .forward_bytes(blocks);
-        // The gradients are computed separately, then stacked.
-        let apart = self.bytes(keys);
-        self.push(node.backward_bytes(apart))
-    }
-
-    /// Like [`Tape::fused_attention`], but as separate operations, with dropout of the weights.
-    pub fn unfused_attention(
-        &mut self,
-        queries: Var,
-        keys: Var,
-        heads: i64,
-        mask: Option<Var>,
-        p: f64,
-    ) -> Var {
-        let Attended { inputs, samples, length, seen, output } = self.attended(queries, keys);
-        let (query, key) = (bytes(&output), bytes(&output) / length.max(1) as f64 * seen as f64);
-        let weights = TensorSpec::new([samples, heads, length, seen], output.kind);
-        let square = bytes(&weights);
-        let hidden = mask.map_or(length as f64 * length as f64, |mask| self.bytes(mask));
-        // The product copies q and k^T. Scores, scaled scores and masked scores are variables.
-        let scores = self.push(Node::new(&inputs, weights.clone()).saving_bytes(query + key));
-        let scaled = self.push(Node::new(&[scores], weights.clone()).passing_gradient());
-        let masked = Node::new(&[scaled], weights).saving_bytes(hidden).forward_bytes(hidden);
-        self.release(scores);
-        let masked = self.push(masked);
-        self.release(scaled);
-        let weights = self.elementwise_by_output(masked);
-        let dropped = self.dropout(weights, p);
-        let node = Node::new(&[dropped, keys], output).saving(&[dropped]).saving_bytes(key);
-        let attended = self.push(node.backward_bytes(square.min(key)));
-        [masked, weights, dropped].into_iter().for_each(|var| self.release(var));
-        attended
-    }
-
-    fn attended(&self, queries: Var, keys: Var) -> Attended {
-        let size = |of: Var, axis: usize| self.spec(of).shape.get(axis).copied().unwrap_or(0);
-        let own = queries == keys;
-        let features = self.spec(queries).last() / if own { 3 } else { 1 };
-        Attended {
-            inputs: if own { vec![queries] } else { vec![queries, keys] },
-            samples: size(queries, 0),
-            length: size(queries, 1),
-            seen: size(keys, 1),
-            output: self.spec(queries).with_last(features),
-        }
     }
 
     /// The rows of parameter `table` at the indices in `x`.
@@ -425,6 +336,11 @@ impl Tape {
         self.push(Node::new(parts, output).passing_gradient())
     }
 
+    /// [`crate::Forward::concatenate`], into `output`.
+    pub fn joined(&mut self, parts: &[Var], output: TensorSpec) -> Var {
+        self.push(Node::new(parts, output))
+    }
+
     /// `x` in another dtype.
     pub fn cast(&mut self, x: Var, kind: Kind) -> Var {
         if self.spec(x).kind == kind {
@@ -433,25 +349,4 @@ impl Tape {
         let output = TensorSpec::new(self.spec(x).shape.clone(), kind);
         self.push(Node::new(&[x], output))
     }
-}
-
-/// The fused kernel splits queries and keys into blocks of this size.
-fn attention_block(length: i64) -> i64 {
-    let block = match length {
-        768.. => 256,
-        192.. => 64,
-        _ => 32,
-    };
-    block.min(length)
-}
-
-/// Sizes of an attention, and the spec of its output.
-struct Attended {
-    inputs: Vec<Var>,
-    samples: i64,
-    /// Queries per sample.
-    length: i64,
-    /// Keys per sample.
-    seen: i64,
-    output: TensorSpec,
 }

@@ -371,7 +371,7 @@ impl Layer for Cell {
             values.extend(sum);
         }
         let joined: Vec<&Tensor> = self.joined.iter().map(|&value| &values[value]).collect();
-        Ok(vec![Tensor::f_cat(&joined, 1)?, previous.shallow_clone()])
+        Ok(vec![ctx.concatenate(&joined, 1)?, previous.shallow_clone()])
     }
 
     fn flops(&self, inputs: &[TensorSpec]) -> Option<f64> {
@@ -420,7 +420,7 @@ impl Layer for Cell {
         let mut spec = tape.spec(*joined.first()?).clone();
         let channels = |var: &Var| tape.spec(*var).shape.get(1).copied();
         *spec.shape.get_mut(1)? = joined.iter().map(channels).sum::<Option<i64>>()?;
-        Some(vec![tape.concatenate(&joined, spec), previous])
+        Some(vec![tape.joined(&joined, spec), previous])
     }
 }
 

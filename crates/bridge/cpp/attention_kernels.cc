@@ -1,0 +1,326 @@
+// Attention of one head, block by block (Dao et al. 2022, FlashAttention): the scores of a block of
+// queries and a block of keys lie in the cache, and are never written to memory.
+//
+// Compiled once for each width of vector registers (build.rs).
+#include "attention_kernels.h"
+#include "kernel_vectors.h"
+#include <cmath>
+
+namespace gpipe {
+
+namespace {
+
+constexpr int64_t kWidth = Vec::size();
+// Rows of the product's inner loop, with two registers each. AVX-512 has 32 registers, AVX2 has 16.
+constexpr int kTall = kWidth == 16 ? 12 : 4;
+// Queries and keys of a block. Scores of 48 x 256 take 48 KiB.
+constexpr int64_t kQueries = 48, kKeys = 256;
+
+int64_t rounded_up(int64_t count, int64_t step) { return (count + step - 1) / step * step; }
+
+// C [M, N] = or += A [M, K] B [K, N]. A's elements are `a_row` apart from row to row, and
+// `a_column` from column to column.
+template <int M, int N>
+inline void tile(int64_t inner, const float *a, int64_t a_row, int64_t a_column, const float *b,
+                 int64_t b_row, float *c, int64_t c_row, bool adds) {
+  Vec sums[M][N];
+#pragma GCC unroll 16
+  for (int i = 0; i < M; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < N; j++)
+      sums[i][j] = adds ? Vec::loadu(c + i * c_row + j * kWidth) : Vec(0.0f);
+  for (int64_t k = 0; k < inner; k++) {
+    Vec row[N];
+#pragma GCC unroll 2
+    for (int j = 0; j < N; j++)
+      row[j] = Vec::loadu(b + k * b_row + j * kWidth);
+#pragma GCC unroll 16
+    for (int i = 0; i < M; i++) {
+      const Vec own(a[i * a_row + k * a_column]);
+#pragma GCC unroll 2
+      for (int j = 0; j < N; j++)
+        sums[i][j] = at::vec::fmadd(own, row[j], sums[i][j]);
+    }
+  }
+#pragma GCC unroll 16
+  for (int i = 0; i < M; i++)
+#pragma GCC unroll 2
+    for (int j = 0; j < N; j++)
+      sums[i][j].store(c + i * c_row + j * kWidth);
+}
+
+template <int N>
+void tiles(int64_t rows, int64_t inner, const float *a, int64_t a_row, int64_t a_column,
+           const float *b, int64_t b_row, float *c, int64_t c_row, bool adds) {
+  int64_t i = 0;
+  for (; i + kTall <= rows; i += kTall)
+    tile<kTall, N>(inner, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, adds);
+  if constexpr (kTall > 4)
+    for (; i + 4 <= rows; i += 4)
+      tile<4, N>(inner, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, adds);
+  for (; i < rows; i++)
+    tile<1, N>(inner, a + i * a_row, a_row, a_column, b, b_row, c + i * c_row, c_row, adds);
+}
+
+// C = or += A B. `columns` is a multiple of a register's width.
+void product(int64_t rows, int64_t columns, int64_t inner, const float *a, int64_t a_row,
+             int64_t a_column, const float *b, int64_t b_row, float *c, int64_t c_row, bool adds) {
+  int64_t j = 0;
+  for (; j + 2 * kWidth <= columns; j += 2 * kWidth)
+    tiles<2>(rows, inner, a, a_row, a_column, b + j, b_row, c + j, c_row, adds);
+  if (j < columns)
+    tiles<1>(rows, inner, a, a_row, a_column, b + j, b_row, c + j, c_row, adds);
+}
+
+// Rows of `size` elements, in float32 and side by side.
+template <typename T>
+void read(Rows<const T> from, int64_t first, int64_t count, int64_t size, float *to) {
+  for (int64_t row = 0; row < count; row++)
+    for (int64_t at = 0; at < size; at += kWidth)
+      get_one(from.data + (first + row) * from.stride + at, kWidth).store(to + row * size + at);
+}
+
+template <typename T>
+void write(const float *from, int64_t first, int64_t count, int64_t size, Rows<T> to) {
+  for (int64_t row = 0; row < count; row++)
+    for (int64_t at = 0; at < size; at += kWidth)
+      put_one(to.data + (first + row) * to.stride + at, Vec::loadu(from + row * size + at), kWidth);
+}
+
+// x [keys, size] as [size, padded keys]. The columns behind the keys are 0.
+void turned(const float *x, int64_t keys, int64_t padded, int64_t size, float *to) {
+  transpose(x, size, keys, size, to, padded);
+  for (int64_t d = 0; d < size; d++)
+    for (int64_t key = keys; key < padded; key++)
+      to[d * padded + key] = 0.0f;
+}
+
+// The memory that both directions work with.
+struct Scratch {
+  int64_t padded;
+  float *wide[4]; // as large as keys and values of the head
+  float *block[4]; // as large as a block of queries
+  float *scores, *others;
+
+  Scratch(const AttentionShape &shape, float *memory) : padded(rounded_up(shape.keys, kWidth)) {
+    for (float *&one : wide) {
+      one = memory;
+      memory += padded * shape.size;
+    }
+    for (float *&one : block) {
+      one = memory;
+      memory += kQueries * shape.size;
+    }
+    scores = memory;
+    others = memory + kQueries * kKeys;
+  }
+};
+
+int64_t scratch_of(const AttentionShape &shape) {
+  const int64_t padded = rounded_up(shape.keys, 16);
+  return 4 * padded * shape.size + 4 * kQueries * shape.size + 2 * kQueries * kKeys;
+}
+
+// A block of queries and a block of keys of which some queries see some.
+struct Block {
+  int64_t query, queries; // the first, and how many
+  int64_t key, keys;      // keys may be more than there are, up to a register's width
+};
+
+// Calls `call` with each block of keys that a query of the block sees.
+template <typename Call>
+void blocks_of_keys(const AttentionShape &shape, int64_t query, int64_t queries, Call &&call) {
+  const int64_t begin = shape.first_key(query) / kWidth * kWidth;
+  const int64_t end = rounded_up(shape.end_key(query + queries - 1), kWidth);
+  for (int64_t key = begin; key < end; key += kKeys)
+    call(Block{query, queries, key, end - key < kKeys ? end - key : kKeys});
+}
+
+// Which keys of a block a query sees: those from `from` on, before `to`.
+struct Seen {
+  int64_t from, to;
+
+  Seen(const AttentionShape &shape, const Block &block, int64_t row) {
+    from = shape.first_key(block.query + row) - block.key;
+    to = shape.end_key(block.query + row) - block.key;
+    from = from < 0 ? 0 : from > block.keys ? block.keys : from;
+    to = to < from ? from : to > block.keys ? block.keys : to;
+  }
+
+  // Whether a register at this position has only keys that are seen.
+  bool has_all(int64_t at) const { return at >= from && at + kWidth <= to; }
+
+  // `x` where keys are seen, elsewhere `other`.
+  Vec choose(int64_t at, Vec x, float other) const {
+    float values[kWidth];
+    x.store(values);
+    for (int64_t i = 0; i < kWidth; i++)
+      values[i] = at + i >= from && at + i < to ? values[i] : other;
+    return Vec::loadu(values);
+  }
+};
+
+template <typename T>
+void forward(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
+             Rows<T> y, float *sums, float *memory) {
+  const Scratch own(shape, memory);
+  const int64_t size = shape.size;
+  float *keys = own.wide[0], *values = own.wide[1], *rows = own.wide[2];
+  read(k, 0, shape.keys, size, rows);
+  turned(rows, shape.keys, own.padded, size, keys);
+  read(v, 0, shape.keys, size, values);
+  for (int64_t at = shape.keys * size; at < own.padded * size; at++)
+    values[at] = 0.0f;
+  const Vec scale(shape.scale);
+  for (int64_t query = 0; query < shape.queries; query += kQueries) {
+    const int64_t left = shape.queries - query, queries = left < kQueries ? left : kQueries;
+    float *queried = own.block[0], *sum = own.block[1];
+    float most[kQueries], total[kQueries];
+    read(q, query, queries, size, queried);
+    bool first = true;
+    for (int64_t row = 0; row < queries; row++) {
+      most[row] = -INFINITY;
+      total[row] = 0.0f;
+    }
+    blocks_of_keys(shape, query, queries, [&](const Block &block) {
+      product(queries, block.keys, size, queried, size, 1, keys + block.key, own.padded,
+              own.scores, kKeys, /*adds=*/false);
+      for (int64_t row = 0; row < queries; row++) {
+        float *scores = own.scores + row * kKeys;
+        const Seen seen(shape, block, row);
+        Vec largest(-INFINITY);
+        for (int64_t at = 0; at < block.keys; at += kWidth) {
+          Vec own_scores = Vec::loadu(scores + at) * scale;
+          if (!seen.has_all(at))
+            own_scores = seen.choose(at, own_scores, -INFINITY);
+          own_scores.store(scores + at);
+          largest = at::vec::maximum(largest, own_scores);
+        }
+        const float before = most[row];
+        const float now = at::vec::vec_reduce_all<float>(
+            [](Vec &a, Vec &b) { return at::vec::maximum(a, b); }, largest);
+        most[row] = now > before ? now : before;
+        if (most[row] == -INFINITY) {
+          // No key of this block is seen, and none before it was.
+          for (int64_t at = 0; at < block.keys; at += kWidth)
+            Vec(0.0f).store(scores + at);
+        } else {
+          const Vec offset(most[row]);
+          Vec added(0.0f);
+          for (int64_t at = 0; at < block.keys; at += kWidth) {
+            Vec weight = (Vec::loadu(scores + at) - offset).exp_u20();
+            if (!seen.has_all(at))
+              weight = seen.choose(at, weight, 0.0f);
+            weight.store(scores + at);
+            added = added + weight;
+          }
+          const float shrunk = first ? 0.0f : expf(before - most[row]);
+          total[row] = total[row] * shrunk +
+                       at::vec::vec_reduce_all<float>([](Vec &a, Vec &b) { return a + b; }, added);
+          if (!first)
+            for (int64_t at = 0; at < size; at += kWidth)
+              (Vec::loadu(sum + row * size + at) * Vec(shrunk)).store(sum + row * size + at);
+        }
+      }
+      product(queries, size, block.keys, own.scores, kKeys, 1, values + block.key * size, size, sum,
+              size, /*adds=*/!first);
+      first = false;
+    });
+    for (int64_t row = 0; row < queries; row++) {
+      sums[query + row] = most[row] + logf(total[row]);
+      const Vec part(1.0f / total[row]);
+      for (int64_t at = 0; at < size; at += kWidth)
+        (Vec::loadu(sum + row * size + at) * part).store(sum + row * size + at);
+    }
+    write(sum, query, queries, size, y);
+  }
+}
+
+// With p the weights, and D_i = dy_i y_i: dv = p^T dy, ds = p (dy v^T - D), dq = ds k scale, and
+// dk = ds^T q scale.
+template <typename T>
+void backward(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
+              Rows<const T> y, const float *sums, Rows<const T> dy, Rows<T> dq, Rows<T> dk,
+              Rows<T> dv, float *memory) {
+  const Scratch own(shape, memory);
+  const int64_t size = shape.size, whole = own.padded * size;
+  float *keys = own.wide[0], *values = own.wide[1], *key_sums = own.wide[2],
+        *value_sums = own.wide[3];
+  // The sums' memory serves as rows until they begin.
+  float *rows = key_sums;
+  read(v, 0, shape.keys, size, rows);
+  turned(rows, shape.keys, own.padded, size, values);
+  read(k, 0, shape.keys, size, rows);
+  turned(rows, shape.keys, own.padded, size, keys);
+  for (int64_t at = 0; at < whole; at++)
+    key_sums[at] = value_sums[at] = 0.0f;
+  const Vec scale(shape.scale);
+  for (int64_t query = 0; query < shape.queries; query += kQueries) {
+    const int64_t left = shape.queries - query, queries = left < kQueries ? left : kQueries;
+    float *queried = own.block[0], *given = own.block[1], *sum = own.block[2], *out = own.block[3];
+    float dots[kQueries];
+    read(q, query, queries, size, queried);
+    read(dy, query, queries, size, given);
+    read(y, query, queries, size, out);
+    for (int64_t row = 0; row < queries; row++) {
+      Vec dot(0.0f);
+      for (int64_t at = row * size; at < (row + 1) * size; at += kWidth)
+        dot = at::vec::fmadd(Vec::loadu(given + at), Vec::loadu(out + at), dot);
+      dots[row] = at::vec::vec_reduce_all<float>([](Vec &a, Vec &b) { return a + b; }, dot);
+    }
+    bool first = true;
+    blocks_of_keys(shape, query, queries, [&](const Block &block) {
+      product(queries, block.keys, size, queried, size, 1, keys + block.key, own.padded,
+              own.scores, kKeys, /*adds=*/false);
+      product(queries, block.keys, size, given, size, 1, values + block.key, own.padded,
+              own.others, kKeys, /*adds=*/false);
+      for (int64_t row = 0; row < queries; row++) {
+        const Seen seen(shape, block, row);
+        const Vec offset(sums[query + row]), dot(dots[row]);
+        float *weights = own.scores + row * kKeys, *others = own.others + row * kKeys;
+        for (int64_t at = 0; at < block.keys; at += kWidth) {
+          Vec weight = (Vec::loadu(weights + at) * scale - offset).exp_u20();
+          if (!seen.has_all(at))
+            weight = seen.choose(at, weight, 0.0f);
+          weight.store(weights + at);
+          (weight * (Vec::loadu(others + at) - dot) * scale).store(others + at);
+        }
+      }
+      product(block.keys, size, queries, own.scores, 1, kKeys, given, size,
+              value_sums + block.key * size, size, /*adds=*/true);
+      product(block.keys, size, queries, own.others, 1, kKeys, queried, size,
+              key_sums + block.key * size, size, /*adds=*/true);
+      for (int64_t row = 0; row < queries; row++)
+        if (first)
+          for (int64_t at = row * size; at < (row + 1) * size; at += kWidth)
+            Vec(0.0f).store(sum + at);
+      for (int64_t part = 0; part < block.keys; part += kQueries) {
+        const int64_t after = block.keys - part, count = after < kQueries ? after : kQueries;
+        const int64_t there = shape.keys - block.key - part;
+        const int64_t real = count < there ? count : there;
+        if (real <= 0)
+          break;
+        read(k, block.key + part, real, size, out);
+        product(queries, size, real, own.others + part, kKeys, 1, out, size, sum, size,
+                /*adds=*/true);
+      }
+      first = false;
+    });
+    write(sum, query, queries, size, dq);
+  }
+  write(key_sums, 0, shape.keys, size, dk);
+  write(value_sums, 0, shape.keys, size, dv);
+}
+
+template <typename T> constexpr AttentionKernels<T> kernels() {
+  return {scratch_of, forward<T>, backward<T>};
+}
+
+} // namespace
+
+extern const AttentionKernels<float> GPIPE_ATTENTION_FLOAT;
+extern const AttentionKernels<c10::BFloat16> GPIPE_ATTENTION_BFLOAT16;
+const AttentionKernels<float> GPIPE_ATTENTION_FLOAT = kernels<float>();
+const AttentionKernels<c10::BFloat16> GPIPE_ATTENTION_BFLOAT16 = kernels<c10::BFloat16>();
+
+} // namespace gpipe

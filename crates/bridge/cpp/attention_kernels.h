@@ -1,0 +1,43 @@
+// The kernels of attention.cc, compiled once for each width of vector registers
+// (attention_kernels.cc). One call computes one head, on one thread, in float32.
+#pragma once
+#include <cstdint>
+
+namespace gpipe {
+
+// The rows of one head: `data` with `stride` elements from one position to the next.
+template <typename T> struct Rows {
+  T *data;
+  int64_t stride;
+};
+
+struct AttentionShape {
+  int64_t queries, keys;
+  int64_t size; // of a head; a multiple of kHeadStep
+  float scale;
+  // Query i sees the keys from i - window + 1 to i, or all keys if the window is 0. Then there are
+  // as many queries as keys.
+  int64_t window;
+
+  int64_t first_key(int64_t query) const {
+    return window == 0 || query < window ? 0 : query - window + 1;
+  }
+  int64_t end_key(int64_t query) const { return window == 0 ? keys : query + 1; }
+};
+
+// What a head's size must be a multiple of: the widest register.
+constexpr int64_t kHeadStep = 16;
+
+template <typename T> struct AttentionKernels {
+  // Elements of float32 that a call needs to work with.
+  int64_t (*scratch)(const AttentionShape &shape);
+  // y = softmax(q k^T scale) v, and for each query the logarithm of the softmax's sum.
+  void (*forward)(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
+                  Rows<T> y, float *sums, float *scratch);
+  // The gradients dq, dk and dv, from dy.
+  void (*backward)(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
+                   Rows<const T> y, const float *sums, Rows<const T> dy, Rows<T> dq, Rows<T> dk,
+                   Rows<T> dv, float *scratch);
+};
+
+} // namespace gpipe

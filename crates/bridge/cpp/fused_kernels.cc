@@ -1,0 +1,140 @@
+// Compiled once for each width of vector registers (build.rs).
+#include "fused_kernels.h"
+#include "kernel_vectors.h"
+#include <cmath>
+
+namespace gpipe {
+
+namespace {
+
+template <typename T>
+void rms_norm(const T *x, const T *w, T *y, float *r, int64_t rows, int64_t size, double eps) {
+  for (int64_t row = 0; row < rows; row++, x += size, y += size) {
+    Two squares = all(0);
+    blocks(size, [&](int64_t at, int64_t count) {
+      const Two one = get(x + at, count);
+      squares = squares + one * one;
+    });
+    const float mean = sum(squares) / static_cast<float>(size);
+    r[row] = 1.0f / sqrtf(mean + static_cast<float>(eps));
+    const Two root = all(r[row]);
+    blocks(size, [&](int64_t at, int64_t count) {
+      put(y + at, rounded<T>(get(x + at, count) * root) * get(w + at, count), count);
+    });
+  }
+}
+
+// With n = x r and g = dy w: dx = r (g - n mean(g n)), and dw = dy n.
+template <typename T>
+void rms_norm_backward(const T *dy, const T *x, const T *w, const float *r, T *dx, float *dw,
+                       int64_t rows, int64_t size) {
+  for (int64_t row = 0; row < rows; row++, x += size, dy += size) {
+    const Two root = all(r[row]);
+    Two products = all(0);
+    blocks(size, [&](int64_t at, int64_t count) {
+      const Two normed = get(x + at, count) * root, given = get(dy + at, count);
+      if (dw)
+        put(dw + at, get(dw + at, count) + given * rounded<T>(normed), count);
+      products = products + given * get(w + at, count) * normed;
+    });
+    if (!dx)
+      continue;
+    const Two mean = all(sum(products) / static_cast<float>(size));
+    blocks(size, [&](int64_t at, int64_t count) {
+      const Two normed = get(x + at, count) * root;
+      const Two given = get(dy + at, count) * get(w + at, count);
+      put(dx + at, (given - normed * mean) * root, count);
+    });
+    dx += size;
+  }
+}
+
+inline Two sigmoid(Two x) { return all(1) / (all(1) + exp(negative(x))); }
+
+template <typename T> void swiglu(const T *a, const T *b, T *y, int64_t size) {
+  blocks(size, [&](int64_t at, int64_t count) {
+    const Two own = get(a + at, count);
+    const Two active = own / (all(1) + exp(negative(own)));
+    put(y + at, rounded<T>(active) * get(b + at, count), count);
+  });
+}
+
+// With s = sigmoid(a): da = dy b s (1 + a (1 - s)), and db = dy a s.
+template <typename T>
+void swiglu_backward(const T *dy, const T *a, const T *b, T *da, T *db, int64_t size) {
+  blocks(size, [&](int64_t at, int64_t count) {
+    const Two given = get(dy + at, count), own = get(a + at, count), s = sigmoid(own);
+    if (db)
+      put(db + at, given * rounded<T>(own * s), count);
+    if (da) {
+      const Two slope = s * (all(1) + own * (all(1) - s));
+      put(da + at, rounded<T>(given * get(b + at, count)) * slope, count);
+    }
+  });
+}
+
+template <typename T>
+void turn(const T *x, int64_t x_stride, const T *c, const T *s, T *y, int64_t y_stride,
+          int64_t rows, int64_t half, bool back) {
+  const auto kept = [](Vec value) { return rounded<T>({value, value}).a; };
+  for (int64_t row = 0; row < rows; row++, x += x_stride, y += y_stride, c += half, s += half)
+    for (int64_t at = 0; at < half; at += Vec::size()) {
+      const int64_t count = at + Vec::size() <= half ? Vec::size() : half - at;
+      const Vec a = get_one(x + at, count), b = get_one(x + half + at, count);
+      const Vec cos = get_one(c + at, count), given = get_one(s + at, count);
+      const Vec sin = back ? given.neg() : given;
+      put_one(y + at, kept(a * cos) - kept(b * sin), count);
+      put_one(y + half + at, kept(b * cos) + kept(a * sin), count);
+    }
+}
+
+// The sum of `count` rows of a register's width, added to what is there.
+inline void add_rows(const float *x, int64_t stride, int64_t count, float *sums) {
+  Vec sum = Vec::loadu(x);
+  for (int64_t row = 1; row < count; row++)
+    sum = sum + Vec::loadu(x + row * stride);
+  (Vec::loadu(sums) + sum).store(sums);
+}
+
+// Blocks of 128 rows and 64 columns: small enough for the cache, and each page of memory is visited
+// for more than one cache line. Sums are of a block's rows, and of the blocks in turn: so rounding
+// errors grow with the number of blocks and with their length, not with their product.
+void transposed(const float *x, int64_t stride, int64_t rows, int64_t columns, float *to,
+                float *sums) {
+  constexpr int64_t kRows = 128, kColumns = 64;
+  for (int64_t column = 0; column < columns; column += kColumns) {
+    const int64_t wide = columns - column < kColumns ? columns - column : kColumns;
+    if (sums)
+      for (int64_t i = 0; i < wide; i++)
+        sums[column + i] = 0.0f;
+    for (int64_t row = 0; row < rows; row += kRows) {
+      const int64_t count = rows - row < kRows ? rows - row : kRows;
+      const float *from = x + row * stride + column;
+      transpose(from, stride, count, wide, to + column * rows + row, rows);
+      if (!sums)
+        continue;
+      int64_t i = 0;
+      for (; i + Vec::size() <= wide; i += Vec::size())
+        add_rows(from + i, stride, count, sums + column + i);
+      for (; i < wide; i++) {
+        float sum = 0.0f;
+        for (int64_t at = 0; at < count; at++)
+          sum += from[at * stride + i];
+        sums[column + i] += sum;
+      }
+    }
+  }
+}
+
+template <typename T> constexpr FusedKernels<T> kernels() {
+  return {rms_norm<T>, rms_norm_backward<T>, swiglu<T>, swiglu_backward<T>, turn<T>, transposed};
+}
+
+} // namespace
+
+extern const FusedKernels<float> GPIPE_FLOAT;
+extern const FusedKernels<c10::BFloat16> GPIPE_BFLOAT16;
+const FusedKernels<float> GPIPE_FLOAT = kernels<float>();
+const FusedKernels<c10::BFloat16> GPIPE_BFLOAT16 = kernels<c10::BFloat16>();
+
+} // namespace gpipe

@@ -1,0 +1,34 @@
+// Kernels that build.rs compiled once for each width of vector registers: those for this processor.
+#pragma once
+#include "attention_kernels.h"
+#include "fused_kernels.h"
+#include <ATen/Parallel.h>
+#include <algorithm>
+#include <c10/core/ScalarType.h>
+#include <c10/util/BFloat16.h>
+#include <c10/util/Exception.h>
+
+namespace gpipe {
+
+template <typename T> const FusedKernels<T> &fused_kernels();
+template <typename T> const AttentionKernels<T> &attention_kernels();
+
+// Elements for which another thread is worth its start, as in libtorch.
+constexpr int64_t kGrain = 32768;
+
+// How many rows of `size` elements are worth another thread.
+inline int64_t grain_of_rows(int64_t size) {
+  return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, size));
+}
+
+// Calls `call` with a value of the dtype.
+template <typename Call> void by_dtype(at::ScalarType dtype, Call &&call) {
+  if (dtype == at::kFloat)
+    call(float());
+  else if (dtype == at::kBFloat16)
+    call(c10::BFloat16());
+  else
+    TORCH_CHECK(false, "a fused operation in ", dtype, ": it takes float32 and bfloat16");
+}
+
+} // namespace gpipe
