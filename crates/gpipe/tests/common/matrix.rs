@@ -63,25 +63,27 @@ impl Subject<'_> {
         computed
     }
 
-    /// Trains for all steps, and also moves the state after two steps to a pipeline that is run
-    /// like `then`, which makes the other steps.
+    /// Moves the state after two steps to a pipeline that is run like `then`, which makes the other
+    /// steps. If it also `stays`, the first pipeline makes them, too.
     fn train_and_move(
         &self,
         run: &Run,
         then: &Run,
-        samples: &[i64],
-        micro_batches: usize,
-    ) -> [Computed; 2] {
+        (samples, micro_batches): (&[i64], usize),
+        stays: bool,
+    ) -> (Computed, Option<Computed>) {
         let mut pipeline = self.pipeline(run, micro_batches);
         let mut stayed = Computed::default();
         self.steps(&mut pipeline, 0..TAKEN_AFTER, samples, &mut stayed);
         let (state, mut moved) = (pipeline.state().unwrap(), stayed.shallow_clone());
-        self.steps(&mut pipeline, TAKEN_AFTER..STEPS, samples, &mut stayed);
+        if stays {
+            self.steps(&mut pipeline, TAKEN_AFTER..STEPS, samples, &mut stayed);
+        }
         drop(pipeline);
         let mut pipeline = self.pipeline(then, micro_batches);
         restore(&mut pipeline, state);
         self.steps(&mut pipeline, TAKEN_AFTER..STEPS, samples, &mut moved);
-        [stayed, moved]
+        (moved, stays.then_some(stayed))
     }
 
     /// Makes `steps`. After the last one, adds the state.
@@ -132,8 +134,12 @@ impl Subject<'_> {
             cases.extend((1..=9).flat_map(|n| (1..=9).map(move |m| (vec![n], m))));
         }
         let layers = (self.model)().len();
-        for (samples, micro_batches) in cases {
+        let last = cases.len() - 1;
+        for (number, (samples, micro_batches)) in cases.into_iter().enumerate() {
             let samples = &samples[..];
+            // Each way makes the first steps before a move, and the others after one. In the last
+            // case it also makes all of them.
+            let stays = widened || number == last;
             let expected = self.train(&Run::plain(), samples, micro_batches);
             let trained = expected.state.iter().filter(|(name, _)| name.ends_with(" updates"));
             let all = STEPS * trained.count();
@@ -149,8 +155,10 @@ impl Subject<'_> {
                 // Every way to run occurs both before and after a resume, because 7 is coprime to
                 // the number of ways.
                 let then = &runs[(7 * index + 3) % runs.len()];
-                let [stayed, moved] = self.train_and_move(run, then, samples, micro_batches);
-                for (found, then) in [(stayed, None), (moved, Some(then))] {
+                let case = (samples, micro_batches);
+                let (moved, stayed) = self.train_and_move(run, then, case, stays);
+                let all = [(Some(moved), Some(then)), (stayed, None)];
+                for (found, then) in all.into_iter().filter_map(|(own, then)| Some((own?, then))) {
                     let what = format!(
                         "{run:?}, then {then:?}: {} N={samples:?} M={micro_batches}",
                         self.what
