@@ -245,8 +245,8 @@ def determined(tensors):
 
 def decided(own, other, gradients):
     """Our parameters, with theirs where the sign of the first gradient is that of a rounding: below
-    a hundred-thousandth of the largest, but not 0. AdamW divides a gradient by its own size, so such
-    a sign decides about a whole step of the learning rate."""
+    a hundred-thousandth of the largest, but not 0. AdamW divides a gradient by its own size, so
+    such a sign decides about a whole step of the learning rate."""
     found = {}
     for name, values in own.items():
         gradient = gradients[name].abs() if name in gradients else torch.ones(1)
