@@ -35,9 +35,9 @@ pub fn swiglu(gate: &Tensor, up: &Tensor) -> Result<Tensor> {
     adopt(y).ok_or_else(|| Error("swiglu gave no tensor".into()))
 }
 
-/// Rotary positions (Su et al. 2021) of `x` `[samples, heads, positions, size]`: features `i` and
-/// `i + size / 2` are turned by an angle whose cosine and sine are in the tables, `[positions, size
-/// / 2]` or `[samples, 1, positions, size / 2]`. The result is contiguous.
+/// Rotary positions (Su et al. 2021) of `x` `[samples, heads, positions, size]`. Features `i` and
+/// `i + size / 2` are turned by an angle. The tables hold its cosine and its sine:
+/// `[positions, size / 2]` or `[samples, 1, positions, size / 2]`. The result is contiguous.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.

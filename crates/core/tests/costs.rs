@@ -362,8 +362,8 @@ fn oracle_a_stage_that_offloads_waits_for_what_does_not_overlap() {
     assert_eq!(times(10_000_000_000, 1_000_000_000), (80, 140, 160));
 }
 
-/// The last stage of a GPT on GPUs sent the gradient of the tied embedding while the first one was
-/// still in its last backwards, and the first held 2.2% more than its plan counted at most.
+/// The last stage of a GPT on GPUs sent the gradient of the tied embedding early: the first stage
+/// was still in its last backwards. The first then held 2.2% more than its plan counted at most.
 #[test]
 fn regression_gradients_of_tied_weights_may_arrive_before_the_last_backward() {
     let tie = TieCost {

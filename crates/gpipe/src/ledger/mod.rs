@@ -18,7 +18,7 @@
 //! # Ok::<(), gpipe::Error>(())
 //! ```
 //!
-//! - [`work`]: the kinds of work, and which operation is of which
+//! - [`Work`]: the kinds of work, and which operation is of which
 //! - [`limits`]: what the machine can do: products and memory
 //! - here: the observer that counts
 
