@@ -119,6 +119,7 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
 /// Refuses what a ledger cannot count.
 fn check(config: &Config) -> Result<(), CliError> {
     let refuse = |reason: &str| Err(CliError::Usage(reason.into()));
+    config.pipeline.schedule.schedule()?;
     if config.pipeline.replicas > 1 {
         return refuse("a ledger counts one pipeline: leave out --replicas (pipeline.replicas)");
     }
@@ -302,12 +303,17 @@ fn show(counted: &Counted, operations: usize) {
         s(cores),
         if limit > 0.0 { rate / limit } else { 0.0 }
     );
-    let mut longest: Vec<&Operation> = counted.operations.iter().collect();
+    show_longest(&counted.operations, operations);
+}
+
+/// Lists the `count` operations that take the most time.
+fn show_longest(operations: &[Operation], count: usize) {
+    let mut longest: Vec<&Operation> = operations.iter().collect();
     longest.sort_by_key(|operation| std::cmp::Reverse(operation.time_ns));
-    if operations > 0 {
+    if count > 0 {
         say!("{:>9} {:>9} {:>7}  operation", "ms", "least", "calls");
     }
-    for operation in longest.into_iter().take(operations) {
+    for operation in longest.into_iter().take(count) {
         let name = match operation.operation.as_str() {
             "" => "outside of operations",
             name => name,

@@ -25,6 +25,8 @@ pub(crate) struct Choices {
     pub takes_the_best: bool,
     pub balance: Option<Vec<usize>>,
     pub remat: Option<RematPolicies>,
+    /// Whether there must be one replica, as the command line says.
+    pub one_replica: bool,
     /// Whether replicas must keep the size of micro-batches, because batch norms see it.
     pub keeps_sizes: bool,
     /// Whether nothing is said of sizes that were not measured, because it was said before.

@@ -49,21 +49,24 @@ fn norms(costs: &ModelCosts, changes: bool) -> &'static str {
 pub(crate) enum Wanted {
     /// `--plan auto`, until the plan is made.
     Automatic,
-    /// A plan, and where it is from: a file's name, or `--plan auto`.
+    /// A plan that was made here, for this flag.
+    Made(&'static str, Box<PlanFile>),
+    /// A plan from the file with this name.
     Given(String, Box<PlanFile>),
 }
 
 impl Wanted {
     /// The plan that `--plan auto` made.
     pub(crate) fn made(plan: PlanFile) -> Self {
-        Self::Given(PLAN_AUTO.to_owned(), Box::new(plan))
+        Self::Made(PLAN_AUTO, Box::new(plan))
     }
 
-    /// The plan, if it is one of several replicas.
-    pub(crate) fn of_replicas(&self) -> Option<&PlanFile> {
+    /// The plan and where it is from, once there is one.
+    pub(crate) fn plan(&self) -> Option<(&str, &PlanFile)> {
         match self {
-            Self::Given(_, plan) => Some(&**plan).filter(|plan| plan.replicas() > 1),
             Self::Automatic => None,
+            Self::Made(origin, plan) => Some((origin, plan)),
+            Self::Given(origin, plan) => Some((origin, plan)),
         }
     }
 }
@@ -103,7 +106,7 @@ pub(crate) fn made(
         wanted => return Ok(wanted),
     };
     let plan = automatic(arguments, &config.before_order(), of, choices, processes)?;
-    Ok(Some(Wanted::Given(name.to_owned(), Box::new(plan))))
+    Ok(Some(Wanted::Made(name, Box::new(plan))))
 }
 
 /// Changes `config` to follow a plan, and returns the plan.
@@ -113,8 +116,8 @@ pub(crate) fn follow(
     config: &mut Config,
     model: &Sequence,
 ) -> Result<Option<PlanFile>, CliError> {
-    let Some(Wanted::Given(origin, plan)) = wanted else { return Ok(None) };
-    if ![PLAN_AUTO, SCHEDULE_AUTO].contains(&origin.as_str()) {
+    let Some((origin, plan)) = wanted.as_ref().and_then(Wanted::plan) else { return Ok(None) };
+    if let Some(Wanted::Given(..)) = &wanted {
         if arguments.config.memory.is_some() {
             return Err(CliError::Usage(format!(
                 "--memory: the caps of {origin} hold; leave it out, or plan again with it"
@@ -122,12 +125,12 @@ pub(crate) fn follow(
         }
         let own = profile::subject(config, model)?;
         let own = if plan.analytic { own.of_shapes() } else { own };
-        plan.subject.check(&own, &origin).map_err(profile::measure_again)?;
+        plan.subject.check(&own, origin).map_err(profile::measure_again)?;
     }
     // Before several processes or replicas meet, this was done for the plan of a file.
-    deploy(&origin, &plan, config, arguments.replicas);
+    deploy(origin, plan, config, arguments.replicas);
     let before = config.pipeline.micro_batches;
-    plan.apply(config, &origin)?;
+    plan.apply(config, origin)?;
     let after = config.pipeline.micro_batches;
     if before != after {
         let norms = norms(&plan.costs, true);
@@ -147,7 +150,7 @@ pub(crate) fn follow(
         predicted.peaks.iter().max().copied().unwrap_or_default(),
         plan.source
     );
-    Ok(Some(*plan))
+    Ok(Some(plan.clone()))
 }
 
 /// Plans for the configured stages and memory, with an existing profile or one that is measured
@@ -190,10 +193,8 @@ fn automatic(
         }
     };
     choices.takes_the_best = true;
+    choices.one_replica = arguments.replicas.is_some();
     let mut others = plan_ways::planned((config, &devices, &source), &choices, of_threads)?;
-    if arguments.replicas.is_some() {
-        others.retain(|way| way.deployment.replicas == 1);
-    }
     let deployment = Deployment { replicas: 1, threads: pipeline.threads_per_stage };
     let (config, sums) = (config.clone(), Nanos(0));
     let own = Way { deployment, source, devices, config, found, sums };

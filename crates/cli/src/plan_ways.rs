@@ -93,13 +93,13 @@ pub(crate) fn planned(
 ) -> Result<Vec<Way>, CliError> {
     let mut all = Vec::new();
     // Training refuses this setting with several replicas (`setup::check_images`).
-    let one_replica = config.images.on_unreadable == OnUnreadableChoice::Skip;
-    if one_replica && devices.len() > 1 {
+    let skips = config.images.on_unreadable == OnUnreadableChoice::Skip;
+    if skips && devices.len() > 1 {
         say!("left out: replicas: images.on_unreadable = \"skip\" is for one replica");
     }
     for (deployment, config, devices) in others(config, devices) {
         let Deployment { replicas, threads } = deployment;
-        if replicas > 1 && one_replica {
+        if replicas > 1 && (skips || choices.one_replica) {
             continue;
         }
         let left_out = |error: &dyn Display| {

@@ -122,7 +122,8 @@ fn train(
     let of = (data.task.as_ref(), &model);
     let wanted = plan_training::made(wanted, &arguments.pipeline, &start.config, of, processes)?;
     if !processes.are_several()
-        && let Some(plan) = wanted.as_ref().and_then(Wanted::of_replicas)
+        && let Some((_, plan)) = wanted.as_ref().and_then(Wanted::plan)
+        && plan.replicas() > 1
     {
         return Ok(Some(Planned { plan: plan.clone(), start: Mutex::new(Some(start)) }));
     }
@@ -157,8 +158,8 @@ fn resolve(
         None => Start::first(arguments),
     };
     let mut start = Start::find(arguments, processes, first)?;
-    if let Some(Wanted::Given(path, plan)) = &wanted {
-        plan_training::deploy(path, plan, &mut start.config, arguments.pipeline.replicas);
+    if let Some((origin, plan)) = wanted.as_ref().and_then(Wanted::plan) {
+        plan_training::deploy(origin, plan, &mut start.config, arguments.pipeline.replicas);
     }
     Ok((start, wanted))
 }
