@@ -2,14 +2,14 @@
 //!
 //! ```
 //! use gpipe::{
-//!     MeanSquaredError, Pipeline, Sequence, TensorSpec, layers::Linear,
+//!     MeanSquaredError, Pipeline, Sequence, Sgd, TensorSpec, layers::Linear,
 //!     ledger::{Ledger, Work},
 //! };
 //! use tch::{Device, Kind, Tensor};
 //! let model = Sequence::new().layer(Linear::new(8, 32)).layer(Linear::new(32, 1));
 //! let ledger = Ledger::default();
 //! let mut pipeline = Pipeline::builder(model, TensorSpec::new([16, 8], Kind::Float))
-//!     .loss(MeanSquaredError).observer(ledger.clone()).build()?;
+//!     .loss(MeanSquaredError).optimizer(Sgd::new(0.1)).observer(ledger.clone()).build()?;
 //! let x = Tensor::randn([16, 8], (Kind::Float, Device::Cpu));
 //! ledger.begin();
 //! pipeline.train_step(&x, &x.narrow(1, 0, 1))?;
