@@ -11,15 +11,17 @@ each of the other ways: every named schedule on two stages with its best cut, an
 them, one stage with two threads, and two replicas with a thread each. M of a pipeline is 8, and of
 AmoebaNet's also 4, because few micro-batches make it faster.
 
-Then each of them is trained for a few steps, a process each. The schedules that
-torch.distributed.pipelining has, too, run beside them, in two processes of a thread each. After
-this round of all, the chosen way and the fastest others run in more rounds, whose order rotates.
-They alone are compared with the chosen way, without the round by which they were found. The first
-two steps of a run do not count. Ratios are paired within a round.
+Then each of them is trained for a few steps, a process each. What a user would take instead runs
+beside them: PyTorch on two threads with the whole mini-batch, eager and compiled, and the schedules
+that torch.distributed.pipelining has, too, in two processes of a thread each. After this round of
+all, the chosen way, the fastest others and the fastest peers run in more rounds, whose order
+rotates. They alone are compared with the chosen way, without the round by which they were found.
+The first two steps of a run do not count. Ratios are paired within a round.
 
 The workloads: `gpt` (configs/gpt.toml), AmoebaNet-D(6, 128) on images of 64 x 64, `llama`
 (configs/llama-small.toml), and `words`, a transformer with 16,000 words, width 384, 256 positions,
-6 blocks, and mini-batches of 16 samples. The peers have no Llama that is cut into stages.
+6 blocks, and mini-batches of 16 samples. The peer of `llama` is the model of transformers, which
+has no stages.
 """
 
 import argparse
@@ -37,6 +39,9 @@ import rounds
 from figures import ROOT, between, commit, median, of_table, paragraph, with_interval, with_range
 from machine import here
 from prediction import LETTERS, canary, gpipe
+
+sys.path.insert(0, str(ROOT / "scripts"))
+import packages  # noqa: E402
 
 # Rounds after the first, and how many other ways run in them.
 ROUNDS, LEADERS = 3, 3
@@ -64,6 +69,7 @@ PEERS = {
 # Where the images to validate on are, after the last step.
 VALIDATION = ROOT / "data" / "letters" / "validation"
 AUTO = "auto"
+EAGER, COMPILED = "PyTorch, 2 threads", "PyTorch compiled, 2 threads"
 # How much faster than the chosen one another way may be, as asked.
 NEAR = 0.97
 WORDS = {"vocabulary": 16000, "features": 384, "heads": 6, "hidden": 1536, "blocks": 6}
@@ -94,12 +100,13 @@ class Own:
 
 
 FEW = ("4,8", "1,2")
+LLAMA = rounds.Workload("llama", {}, 0, lambda found: found["step_ms"], "")
 WORKLOADS = {
     "gpt": Own("configs/gpt.toml", [], 4, 1, [8], FEW, gpt.WORKLOAD),
     "amoeba": Own(
         "configs/amoebanet-letters.toml", LETTERS, 9, 3, [4, 8], ("1,2,4,8", "1,2"), amoeba.WORKLOAD
     ),
-    "llama": Own("configs/llama-small.toml", [], 5, 1, [8], FEW),
+    "llama": Own("configs/llama-small.toml", [], 5, 1, [8], FEW, LLAMA),
     "words": Own(
         "configs/gpt.toml",
         [*OF_WORDS, f"data.sequence={POSITIONS}", f"train.mini_batch={SAMPLES}"],
@@ -184,10 +191,23 @@ def by_hand():
     }
 
 
-def peer_jobs(own, plans):
+def plain_jobs(own):
+    """name -> job, of PyTorch without stages."""
+    program, settings = "plain", {"micro_batches": 1, "threads": 2}
+    if own.peer is LLAMA:
+        program = "llama"
+    if own.peer is amoeba.WORKLOAD:
+        settings["channels_last"] = True
+    return {
+        EAGER: rounds.peer(program, **settings),
+        COMPILED: rounds.peer(program, compile=True, **settings),
+    }
+
+
+def pipelined_jobs(own, plans):
     """name -> job, with M = 8. Where no good cut is known of a peer, it has ours."""
     jobs = {}
-    for schedule, theirs in PEERS.items() if own.peer else []:
+    for schedule, theirs in PEERS.items() if own.peer is not LLAMA else []:
         settings = {"schedule": theirs}
         balance = json.loads(plans[f"{schedule} M=8"].read_text())["plan"]["balance"]
         if own.sizes:
@@ -216,11 +236,10 @@ def measure(own, options, folder, scratch, python):
         "rounds": [],
     }
     jobs = {name: ["--plan", path] for name, path in plans.items()} | by_hand()
-    peers = peer_jobs(own, plans)
-    runner = None
-    if peers:
-        workload = dataclasses.replace(own.peer, peer_steps=own.steps)
-        runner = rounds.Runner(workload, scratch, python)
+    peers = plain_jobs(own) | pipelined_jobs(own, plans)
+    workload = dataclasses.replace(own.peer, peer_steps=own.steps)
+    runner = rounds.Runner(workload, scratch, python)
+    if own.peer is not LLAMA:
         runner.run(rounds.gpipe(stages=1, steps=1, folder=scratch, **own.sizes))
     names = [*jobs, *peers]
     for number in range(1 + options.rounds):
@@ -235,7 +254,7 @@ def measure(own, options, folder, scratch, python):
         (folder / "raw.json").write_text(json.dumps(raw) + "\n")
         print(f"round {number + 1} done", file=sys.stderr, flush=True)
         if number == 0:
-            names = [AUTO, *fastest(raw)]
+            names = [AUTO, *fastest(raw), *fastest_peers(raw)]
 
 
 def read(folder):
@@ -256,8 +275,21 @@ def over(raw, name, base):
 def fastest(raw):
     """The other ways that were the fastest in the first round."""
     first = raw["rounds"][0]
-    names = [name for name in first if name != AUTO and not name.startswith("peer ")]
+    names = [name for name in first if name != AUTO and not is_peer(name)]
     return sorted(names, key=lambda name: median(first[name]["step_ms"]))[:LEADERS]
+
+
+def is_peer(name):
+    return name in (EAGER, COMPILED) or name.startswith("peer ")
+
+
+def fastest_peers(raw):
+    """PyTorch without stages, and the schedule of PyTorch that was the fastest in the first
+    round."""
+    first = raw["rounds"][0]
+    pipelined = [name for name in first if name.startswith("peer ")]
+    pipelined.sort(key=lambda name: median(first[name]["step_ms"]))
+    return [*(name for name in [EAGER, COMPILED] if name in first), *pipelined[:1]]
 
 
 def leaders(raw):
@@ -288,11 +320,32 @@ def leaders_table(raw):
     return of_table(header, rows)
 
 
+def instead(raw):
+    """The peers that a user would take instead, and their steps over the chosen one's."""
+    later = {"rounds": raw["rounds"][1:]}
+    return {name: over(later, name, AUTO) for name in fastest_peers(raw) if over(later, name, AUTO)}
+
+
+def named(peer):
+    """A peer's name for readers."""
+    pipelined = peer.removeprefix("peer ")
+    return peer if pipelined == peer else f"PyTorch's pipeline, `{pipelined}`"
+
+
+def instead_table(raw):
+    rows = [
+        [named(name), *with_range(steps_of(raw, name)), *with_interval(ratios, 2)]
+        for name, ratios in instead(raw).items()
+    ]
+    header = ["peer", "step, ms", "least .. most", "step over that of `auto`", "interval"]
+    return of_table(header, rows)
+
+
 def ways_table(raw):
     """The first round: of all ways."""
     first, rows = raw["rounds"][0], []
     for name in sorted(first, key=lambda name: median(first[name]["step_ms"])):
-        if name.startswith("peer "):
+        if is_peer(name):
             continue
         step, told = median(first[name]["step_ms"]), raw["plans"].get(name)
         cells = ["", "", ""]
@@ -343,6 +396,7 @@ def report(folder):
         "",
         *leaders_table(raw),
         "",
+        *(["## Beside PyTorch", "", *instead_table(raw), ""] if instead(raw) else []),
         "## All, in the first round",
         "",
         *ways_table(raw),
@@ -372,17 +426,18 @@ def summary(parts):
         raw = read(folder)
         best, ratios = next(iter(leaders(raw).items()))
         verdict = "as asked" if median(ratios) >= NEAR else "**below what is asked**"
-        peers = [median(over(raw, f"peer {name}", f"{name} M=8")) for name in peers_of(raw)]
-        theirs = between(min(peers), max(peers), 2) if peers else ""
+        peers = [f"{median(ratios):.2f}" for ratios in instead(raw).values()]
+        theirs = " / ".join(peers)
         cells = [*with_range(steps_of(raw, AUTO)), best, *with_interval(ratios), verdict, theirs]
         rows.append([f"`{raw['workload']}`", chosen(raw), *cells])
     what = (
         "`auto` is what `gpipe plan --schedule auto` chose for two cores. It is beside all other"
         " schedules, threads and replicas: asked is that none takes less than 0.97 of its step."
-        " The last column is PyTorch's step over ours, of the schedules that both have."
+        " The last column is PyTorch's step over that of `auto`: on two threads, compiled on two"
+        " threads, and the fastest schedule of torch.distributed.pipelining."
     )
     header = ["workload", "`auto`", "step, ms", "least .. most", "fastest other"]
-    header += ["its step over `auto`'s", "interval", "verdict", "PyTorch / gpipe"]
+    header += ["its step over `auto`'s", "interval", "verdict", "PyTorch / `auto`"]
     return [*paragraph(what), "", *of_table(header, rows), ""]
 
 
@@ -401,8 +456,13 @@ def main():
     rounds.build_gpipe()
     rounds.build("gpt_step", "amoeba_step")
     own, python = WORKLOADS[options.workload], rounds.Python()
+    if own.peer is LLAMA:
+        python.add(packages.transformers())
     partial = folders.reasons((options.rounds < ROUNDS, f"{options.rounds} rounds, not {ROUNDS}"))
-    name, versions = f"plans-{options.workload}", python.versions()
+    versions = python.versions()
+    if own.peer is LLAMA:
+        versions["transformers"] = packages.TRANSFORMERS
+    name = f"plans-{options.workload}"
     with folders.run(name, report, partial, options.out, versions) as folder:
         with tempfile.TemporaryDirectory() as scratch:
             measure(own, options, folder, Path(scratch), python)

@@ -147,6 +147,10 @@ class Python:
         folder, _ = packages.once(f"torchgpipe-{TORCHGPIPE}", "--no-deps", requirement)
         self.environment = dict(os.environ, PYTHONPATH=f"{path}:{folder}")
 
+    def add(self, folder):
+        """Lets the peers import what is in this folder, too."""
+        self.environment["PYTHONPATH"] += f":{folder}"
+
     def version(self, path):
         probe = [self.program, "-c", "import torch; print(torch.__version__)"]
         environment = dict(os.environ, PYTHONPATH=path)
