@@ -141,7 +141,7 @@ void forget_ledger() noexcept;
 std::unique_ptr<LedgerScope> ledger_scope(rust::Str name);
 
 // loss.cc
-Address cross_entropy_sum(Address logits, Address target, int64_t ignore);
+Address cross_entropy_sum(Address logits, Address target, int64_t ignore, double smoothing);
 
 // optim.cc
 void fused_adam(rust::Slice<const Address> parameters, rust::Slice<const Address> grads,

@@ -88,6 +88,58 @@ void turn(const T *x, int64_t x_stride, const T *c, const T *s, T *y, int64_t y_
     }
 }
 
+template <typename T>
+float cross_entropy(const T *x, int64_t classes, int64_t target, float smoothing, float *exps,
+                    T *gradient) {
+  // Each logit's distance from the largest, so that no exponential overflows.
+  float largest = static_cast<float>(x[0]);
+  int64_t at = 0;
+  if (classes >= kBlock) {
+    Two most = load(x);
+    for (at = kBlock; at + kBlock <= classes; at += kBlock) {
+      const Two own = load(x + at);
+      most = {at::vec::maximum(most.a, own.a), at::vec::maximum(most.b, own.b)};
+    }
+    largest = at::vec::vec_reduce_all<float>(
+        [](Vec &x, Vec &y) { return at::vec::maximum(x, y); }, at::vec::maximum(most.a, most.b));
+  }
+  for (; at < classes; at++) {
+    const float own = static_cast<float>(x[at]);
+    largest = own > largest || own != own ? own : largest;
+  }
+  const Two from = all(largest);
+  Two sums = all(0), apart = all(0); // of exponentials, and of distances
+  float rest = 0.0f, apart_rest = 0.0f;
+  blocks(classes, [&](int64_t at, int64_t count) {
+    const Two distance = get(x + at, count) - from, own = exp(distance);
+    put(exps + at, own, count);
+    if (count == kBlock) {
+      sums = sums + own;
+      apart = apart + distance;
+      return;
+    }
+    for (int64_t i = 0; i < count; i++) {
+      rest += exps[at + i];
+      apart_rest += static_cast<float>(x[at + i]) - largest;
+    }
+  });
+  const float total = sum(sums) + rest;
+  if (gradient) {
+    const float each = smoothing / static_cast<float>(classes);
+    const Two share = all(1.0f / total), less = all(each);
+    blocks(classes, [&](int64_t at, int64_t count) {
+      put(gradient + at, get(exps + at, count) * share - less, count);
+    });
+    gradient[target] = static_cast<T>(exps[target] / total - (1.0f - smoothing) - each);
+  }
+  const float log_total = logf(total);
+  const float of_target = log_total + largest - static_cast<float>(x[target]);
+  if (smoothing == 0.0f)
+    return of_target;
+  const float mean = log_total - (sum(apart) + apart_rest) / static_cast<float>(classes);
+  return (1.0f - smoothing) * of_target + smoothing * mean;
+}
+
 // The sum of `count` rows of a register's width, added to what is there.
 inline void add_rows(const float *x, int64_t stride, int64_t count, float *sums) {
   Vec sum = Vec::loadu(x);
@@ -127,7 +179,8 @@ void transposed(const float *x, int64_t stride, int64_t rows, int64_t columns, f
 }
 
 template <typename T> constexpr FusedKernels<T> kernels() {
-  return {rms_norm<T>, rms_norm_backward<T>, swiglu<T>, swiglu_backward<T>, turn<T>, transposed};
+  return {rms_norm<T>, rms_norm_backward<T>, swiglu<T>, swiglu_backward<T>, turn<T>,
+          cross_entropy<T>, transposed};
 }
 
 } // namespace

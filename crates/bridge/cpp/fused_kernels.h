@@ -22,6 +22,11 @@ template <typename T> struct FusedKernels {
   // With `back`, the other way. The tables c and s have a row of `half` elements for each row.
   void (*turn)(const T *x, int64_t x_stride, const T *c, const T *s, T *y, int64_t y_stride,
                int64_t rows, int64_t half, bool back);
+  // Cross entropy of `classes` logits with a target distribution: 1 - smoothing for class `target`,
+  // and smoothing / classes for each class. Where `gradient` is not null, also the gradient of x:
+  // softmax(x) less that distribution. `exps` has room for `classes` elements.
+  float (*cross_entropy)(const T *x, int64_t classes, int64_t target, float smoothing, float *exps,
+                         T *gradient);
   // to [columns, rows] = x [rows, columns], and the columns' sums where `sums` is not null. Rows of
   // x are `stride` elements apart. Always float32.
   void (*transposed)(const float *x, int64_t stride, int64_t rows, int64_t columns, float *to,

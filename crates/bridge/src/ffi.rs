@@ -141,7 +141,12 @@ pub(crate) mod bridged {
             saved: &[usize],
             backward: Box<CustomBackward>,
         ) -> Result<Vec<usize>>;
-        unsafe fn cross_entropy_sum(logits: usize, target: usize, ignore: i64) -> Result<usize>;
+        unsafe fn cross_entropy_sum(
+            logits: usize,
+            target: usize,
+            ignore: i64,
+            smoothing: f64,
+        ) -> Result<usize>;
         fn onednn_is_faster() -> bool;
 
         unsafe fn can_attend(q: usize, k: usize) -> Result<bool>;

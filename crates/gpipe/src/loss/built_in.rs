@@ -1,6 +1,6 @@
 //! The losses that the library has.
 
-use gpipe_bridge::loss::cross_entropy_sum;
+use gpipe_bridge::loss::{cross_entropy_sum, is_one_pass, overwrites};
 use tch::{Kind, Reduction, Tensor};
 
 use super::{Loss, LossContext};
@@ -67,17 +67,7 @@ impl Loss for CrossEntropy {
         let classes = logits.size().last().copied().unwrap_or(0);
         let target = known_classes(ctx, target, classes, self.ignore)?;
         let (logits, target) = (logits.f_reshape([-1, classes])?, target.f_reshape([-1])?);
-        if self.label_smoothing == 0.0 {
-            return Ok(cross_entropy_sum(&logits, &target, self.ignore)?);
-        }
-        let none = None::<Tensor>;
-        Ok(logits.f_cross_entropy_loss(
-            &target,
-            none,
-            Reduction::Sum,
-            self.ignore,
-            self.label_smoothing,
-        )?)
+        Ok(cross_entropy_sum(&logits, &target, self.ignore, self.label_smoothing)?)
     }
 
     fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
@@ -88,17 +78,19 @@ impl Loss for CrossEntropy {
         true
     }
 
-    /// Autograd saves the log-softmax, and an index and a flag for each row. Without label
-    /// smoothing the backward overwrites the log-softmax.
+    /// Autograd saves a tensor of the logits' size, and what makes it of rows and targets where the
+    /// forward does not compute the gradient.
     fn record(&self, tape: &mut Tape, outputs: &[Var]) -> Option<Var> {
         let logits = *outputs.first()?;
         let spec = tape.spec(logits);
+        let kind = spec.kind;
         let rows = spec.elements() / spec.last().max(1) as f64;
-        let (scalar, logs) = (TensorSpec::new([], spec.kind), tape.bytes(logits));
-        let node = Node::new(&[logits], scalar).saving_bytes(logs + INDEX_AND_FLAG * rows);
-        Some(tape.push(match self.label_smoothing == 0.0 {
+        let (scalar, saved) = (TensorSpec::new([], kind), tape.bytes(logits));
+        let flags = if is_one_pass(kind) { 0.0 } else { INDEX_AND_FLAG * rows };
+        let node = Node::new(&[logits], scalar).saving_bytes(saved + flags);
+        Some(tape.push(match overwrites(kind, self.label_smoothing) {
             true => node.overwriting_saved(),
-            false => node.backward_bytes(logs),
+            false => node.backward_bytes(saved),
         }))
     }
 }
