@@ -44,6 +44,7 @@ fn main() {
         .file("cpp/custom.cc")
         .file("cpp/fused.cc")
         .file("cpp/gpu_group.cc")
+        .file("cpp/images.cc")
         .file("cpp/kernels.cc")
         .file("cpp/ledger.cc")
         .file("cpp/linear.cc")
@@ -101,7 +102,7 @@ fn compile_kernels(torch: &Path) {
         let mut build = cc::Build::new();
         build
             .cpp(true)
-            .files(["cpp/attention_kernels.cc", "cpp/fused_kernels.cc"])
+            .files(["cpp/attention_kernels.cc", "cpp/fused_kernels.cc", "cpp/image_kernels.cc"])
             .include(torch.join("include"))
             .std("c++17")
             .define("_GLIBCXX_USE_CXX11_ABI", "1")
@@ -112,6 +113,7 @@ fn compile_kernels(torch: &Path) {
             .define("GPIPE_BFLOAT16", &*format!("fused_bfloat16_{name}"))
             .define("GPIPE_ATTENTION_FLOAT", &*format!("attention_float_{name}"))
             .define("GPIPE_ATTENTION_BFLOAT16", &*format!("attention_bfloat16_{name}"))
+            .define("GPIPE_IMAGES", &*format!("images_{name}"))
             // Products and sums are rounded one by one, as by libtorch's separate operations.
             .flag("-ffp-contract=off")
             .flag_if_supported("-Wno-psabi")

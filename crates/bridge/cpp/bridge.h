@@ -126,6 +126,13 @@ Address fused_rms_norm(Address x, Address w, double eps);
 Address fused_swiglu(Address gate, Address up);
 Address fused_turn(Address x, Address cos, Address sin);
 
+// images.cc
+bool are_images(Address x);
+rust::Vec<Address> batch_norm_images(Address x, Address w, Address b, double eps, bool relu);
+Address pool_images(Address x, int64_t size, int64_t stride, int64_t padding, bool ceil,
+                    bool largest);
+Address every_second_pixel(Address x, int64_t from);
+
 // ledger.cc
 struct LedgerEntry;
 class LedgerScope {

@@ -10,7 +10,7 @@
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/convolution_backward.h>
 #include <ATen/ops/linear.h>
-#include <ATen/ops/zeros.h>
+#include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace gpipe {
@@ -21,9 +21,12 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
+bool takes_onednn(const at::Tensor &x, const at::Tensor &w, bool onednn) {
+  return onednn && x.numel() * w.size(0) >= kMultiplicationsMin;
+}
+
 at::Tensor product(const at::Tensor &x, const at::Tensor &w, bool onednn) {
-  return onednn && x.numel() * w.size(0) >= kMultiplicationsMin ? onednn_product(x, w, {})
-                                                                : at::linear(x, w);
+  return takes_onednn(x, w, onednn) ? onednn_product(x, w, {}) : at::linear(x, w);
 }
 
 // Every stride-th pixel in both directions.
@@ -65,13 +68,18 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
       dx = images(product(g, w.flatten(1).t(), onednn), used);
       const auto sizes = context->saved_data["sizes"].toIntVector();
       if (dx.sizes() != at::IntArrayRef(sizes)) {
-        at::Tensor all = at::zeros(sizes, dx.options().memory_format(kChannelsLast));
+        // at::zeros ignores a memory format.
+        const at::Tensor all = at::empty(sizes, dx.options(), kChannelsLast).zero_();
         pixels(all, context->saved_data["stride"].toIntVector()).copy_(dx);
         dx = all;
       }
     }
-    if (context->needs_input_grad(1))
-      dw = product(g.t(), rows(used).t(), onednn).view(w.sizes());
+    if (context->needs_input_grad(1)) {
+      const at::Tensor columns = g.t(), inputs = rows(used).t();
+      const bool own = takes_onednn(columns, inputs, onednn);
+      dw = own ? onednn_product(transposed(g, nullptr), inputs, {}) : at::linear(columns, inputs);
+      dw = dw.view(w.sizes());
+    }
     return {dx, dw, at::Tensor(), at::Tensor()};
   }
 };

@@ -9,6 +9,7 @@ extern const AttentionKernels<float> attention_float_plain, attention_float_avx2
     attention_float_avx512;
 extern const AttentionKernels<c10::BFloat16> attention_bfloat16_plain, attention_bfloat16_avx2,
     attention_bfloat16_avx512;
+extern const ImageKernels images_plain, images_avx2, images_avx512;
 
 namespace {
 
@@ -46,5 +47,6 @@ template <> const AttentionKernels<float> &attention_kernels() { GPIPE_BY_WIDTH(
 template <> const AttentionKernels<c10::BFloat16> &attention_kernels() {
   GPIPE_BY_WIDTH(attention_bfloat16);
 }
+const ImageKernels &image_kernels() { GPIPE_BY_WIDTH(images); }
 
 } // namespace gpipe

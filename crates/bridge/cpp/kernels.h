@@ -2,6 +2,7 @@
 #pragma once
 #include "attention_kernels.h"
 #include "fused_kernels.h"
+#include "image_kernels.h"
 #include <ATen/Parallel.h>
 #include <algorithm>
 #include <c10/core/ScalarType.h>
@@ -12,6 +13,7 @@ namespace gpipe {
 
 template <typename T> const FusedKernels<T> &fused_kernels();
 template <typename T> const AttentionKernels<T> &attention_kernels();
+const ImageKernels &image_kernels();
 
 // Elements for which another thread is worth its start, as in libtorch.
 constexpr int64_t kGrain = 32768;

@@ -6,11 +6,8 @@
 // includes. And at::linear's result could not be replayed for re-materialization (op_cache.h). With
 // ATen, the products equal those of addmm and its backward, to the bit.
 #include "gpipe-bridge/src/ffi.rs.h"
-#include "kernels.h"
-#include "ledger.h"
 #include "op_cache.h"
 #include "product.h"
-#include <ATen/ops/empty.h>
 #include <ATen/ops/linear.h>
 #include <ATen/ops/mm.h>
 #include <torch/csrc/autograd/custom_function.h>
@@ -24,27 +21,6 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 at::Tensor rows(const at::Tensor &x) { return x.reshape({-1, x.size(-1)}); }
-
-// g^T in memory of its own, and the sums of g's columns if they are wanted. oneDNN's product takes
-// no transposed operand, and libtorch's copy of one reads a number at a time.
-at::Tensor transposed(const at::Tensor &g, at::Tensor *sums) {
-  const int64_t count = g.size(0), columns = g.size(1);
-  RECORD_USER_SCOPE_WITH_INPUTS("gpipe::transpose", moved(g, g));
-  at::Tensor all = at::empty({columns, count}, g.options());
-  if (sums)
-    *sums = at::empty({columns}, g.options());
-  const float *from = g.const_data_ptr<float>();
-  float *to = all.mutable_data_ptr<float>();
-  float *added = sums ? sums->mutable_data_ptr<float>() : nullptr;
-  constexpr int64_t kColumns = 64; // of a block
-  const int64_t strips = (columns + kColumns - 1) / kColumns;
-  at::parallel_for(0, strips, grain_of_rows(count * kColumns), [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kColumns, last = std::min(end * kColumns, columns);
-    fused_kernels<float>().transposed(from + first, columns, count, last - first,
-                                      to + first * count, added ? added + first : nullptr);
-  });
-  return all;
-}
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,

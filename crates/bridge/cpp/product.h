@@ -13,6 +13,11 @@ constexpr int64_t kMultiplicationsMin = int64_t{1} << 20;
 at::Tensor onednn_product(const at::Tensor &x, const at::Tensor &w,
                           const std::optional<at::Tensor> &bias);
 
+// g^T of float32 g [rows, columns] without gaps, in memory of its own, and the sums of g's columns
+// where they are wanted. oneDNN's product takes no transposed first operand, and libtorch's copy of
+// one reads a number at a time.
+at::Tensor transposed(const at::Tensor &g, at::Tensor *sums);
+
 // Call this at the start of a backward whose operations record no graph. Gradients of gradients
 // would otherwise silently lack a part.
 inline void differentiable_once() {

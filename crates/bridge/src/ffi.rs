@@ -157,6 +157,25 @@ pub(crate) mod bridged {
         unsafe fn fused_swiglu(gate: usize, up: usize) -> Result<usize>;
         unsafe fn fused_turn(x: usize, cos: usize, sin: usize) -> Result<usize>;
 
+        unsafe fn are_images(x: usize) -> Result<bool>;
+        unsafe fn batch_norm_images(
+            x: usize,
+            w: usize,
+            b: usize,
+            eps: f64,
+            relu: bool,
+        ) -> Result<Vec<usize>>;
+        unsafe fn pool_images(
+            x: usize,
+            size: i64,
+            stride: i64,
+            padding: i64,
+            ceil: bool,
+            largest: bool,
+        ) -> Result<usize>;
+
+        unsafe fn every_second_pixel(x: usize, from: i64) -> Result<usize>;
+
         type LedgerScope;
         fn begin_ledger() -> Result<()>;
         fn end_ledger() -> Result<Vec<LedgerEntry>>;

@@ -9,6 +9,7 @@
 //! - [`linear`]: the affine map through the faster of two float32 kernels
 //! - [`fused`]: attention; norms, gated units and rotary positions in one pass over memory
 //! - [`convolution`]: of images in channels-last layout, 1x1 ones as matrix products
+//! - [`images`]: batch norm with its ReLU, and pooling, in channels-last layout
 //! - [`custom`]: operations whose backward is Rust code
 //! - [`op_cache`]: outputs of products and convolutions, kept for re-materialization
 //! - [`offload`]: what autograd saves of a forward, taken out of memory and put back
@@ -49,6 +50,7 @@ pub mod device;
 mod ffi;
 pub mod fill;
 pub mod fused;
+pub mod images;
 pub mod layout;
 pub mod ledger;
 pub mod linear;

@@ -9,7 +9,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use gpipe_bridge::{
     Error,
     convolution::{Geometry, convolution},
-    device, fill,
+    device, fill, fused,
+    images::{self, Pooling, Windows},
     layout::settled,
     linear::{Kernels, linear},
     loss::cross_entropy_sum,
@@ -128,6 +129,56 @@ fn fault_products_and_convolutions() {
         }
     }
     calls.check("products");
+}
+
+#[test]
+fn fault_operations_on_images() {
+    let mut calls = Calls::default();
+    let last = |t: Tensor| t.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2]);
+    let mut all = awkward();
+    all.push(("channels last", last(floats(&[2, 4, 3, 3]))));
+    all.push(("channels last that learn", last(floats(&[2, 4, 3, 3])).set_requires_grad(true)));
+    let sizes = [-1, 0, 1, 2, 3, 16, i64::MAX];
+    for (a, x) in &all {
+        for (b, w) in &all {
+            for relu in [false, true] {
+                let what = format!("batch norm of {a} with {b}");
+                calls.call(&what, || images::batch_norm(x, w, w, 1e-5, relu));
+            }
+        }
+        for (size, stride) in sizes.iter().flat_map(|&a| sizes.map(|b| (a, b))) {
+            for padding in [-1, 0, 1, i64::MAX] {
+                let windows = Windows { size, stride, padding, ceil: padding == 1 };
+                for pooling in [Pooling::Maximum, Pooling::Average] {
+                    let what = format!("{pooling:?} of {a} in {windows:?}");
+                    calls.call(&what, || images::pool(x, &windows, pooling));
+                }
+            }
+        }
+        for from in [-1, 0, 1, 2] {
+            let what = format!("every second pixel of {a} from {from} on");
+            calls.call(&what, || images::every_second_pixel(x, from));
+        }
+    }
+    calls.check("images");
+}
+
+#[test]
+fn fault_fused_operations() {
+    let mut calls = Calls::default();
+    let all = awkward();
+    for (a, x) in &all {
+        for (b, y) in &all {
+            calls.call(&format!("rms norm of {a} with {b}"), || fused::rms_norm(x, y, 1e-5));
+            calls.call(&format!("swiglu of {a} and {b}"), || fused::swiglu(x, y));
+            calls.call(&format!("rotary of {a} with {b}"), || fused::rotary(x, y, y));
+            for window in [None, Some(-1), Some(2)] {
+                let what = format!("attention of {a} and {b}, window {window:?}");
+                calls.call(&what, || fused::attention(x, y, y, window));
+            }
+        }
+    }
+    calls.check("fused operations");
 }
 
 #[test]

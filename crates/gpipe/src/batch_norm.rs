@@ -6,7 +6,10 @@
 //! The running averages therefore do not depend on K, schedule or re-materialization, and a failed
 //! step leaves them unchanged.
 
-use gpipe_bridge::device::upload;
+use gpipe_bridge::{
+    device::upload,
+    images::{self, Normed},
+};
 use gpipe_core::MicroBatch;
 use tch::{Kind, Tensor};
 
@@ -115,11 +118,21 @@ pub(crate) const MEAN: usize = 2;
 pub(crate) const VARIANCE: usize = 3;
 pub(crate) const BATCHES: usize = 4;
 
+/// How a batch norm computes.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Normalising {
+    pub training: bool,
+    /// Whether a ReLU follows.
+    pub relu: bool,
+    /// Whether the bridge's operation takes the values.
+    pub fused: bool,
+}
+
 /// Normalises `x`, and in training also returns the statistics. `parameter` returns the norm's
 /// parameters by offset; `first` is the index of its first parameter within the layer.
 pub(crate) fn batch_norm<'a>(
     parameter: impl Fn(usize) -> Result<&'a Tensor, LayerError>,
-    training: bool,
+    how: Normalising,
     first: usize,
     norm: &BatchNorm,
     x: &Tensor,
@@ -135,7 +148,8 @@ pub(crate) fn batch_norm<'a>(
     // With float32 running statistics, libtorch requires float32 weights.
     let widened = |number| Ok::<_, LayerError>(parameter(number)?.f_to_kind(mean.kind())?);
     let (weight, bias) = (widened(WEIGHT)?, widened(BIAS)?);
-    if !training {
+    let active = |y: Tensor| if how.relu { y.f_relu() } else { Ok(y) };
+    if !how.training {
         let (y, ..) = x.f_native_batch_norm(
             Some(&weight),
             Some(&bias),
@@ -145,7 +159,7 @@ pub(crate) fn batch_norm<'a>(
             0.0,
             norm.eps,
         )?;
-        return Ok((y, None));
+        return Ok((active(y)?, None));
     }
     let count = shape[0] * shape[2..].iter().product::<i64>();
     if count < 2 {
@@ -154,10 +168,20 @@ pub(crate) fn batch_norm<'a>(
             micro-batches (fewer of them, or a larger mini-batch) or larger images"
         )));
     }
-    let (none, momentum) = (None::<&Tensor>, norm.momentum);
-    let (y, saved_mean, saved_inverse) =
-        x.f_native_batch_norm(Some(&weight), Some(&bias), none, none, true, 0.0, norm.eps)?;
-    let (mean, inverse) = (saved_mean.f_detach()?, saved_inverse.f_detach()?);
+    let (y, mean, inverse) = match how.fused {
+        true => {
+            let Normed { y, mean, inverse } =
+                images::batch_norm(x, &weight, &bias, norm.eps, how.relu)?;
+            (y, mean, inverse)
+        }
+        false => {
+            let none = None::<&Tensor>;
+            let (y, mean, inverse) =
+                x.f_native_batch_norm(Some(&weight), Some(&bias), none, none, true, 0.0, norm.eps)?;
+            (active(y)?, mean.f_detach()?, inverse.f_detach()?)
+        }
+    };
+    let momentum = norm.momentum;
     let eps = norm.eps;
     Ok((y, Some(BatchStatistics { first, momentum, eps, count, mean, inverse })))
 }

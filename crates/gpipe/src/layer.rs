@@ -35,6 +35,7 @@ use std::{cell::RefCell, sync::Arc};
 use gpipe_bridge::{
     convolution::{Geometry, convolution},
     fused,
+    images::{self, Pooling, Windows},
     layout::concatenate,
     linear::{Kernels, linear},
 };
@@ -43,7 +44,7 @@ use tch::{Kind, Tensor};
 pub use crate::parameter::{Init, ParameterSpec};
 use crate::{
     adapter::Adapter,
-    batch_norm::{BatchNorm, BatchStatistics, batch_norm},
+    batch_norm::{BatchNorm, BatchStatistics, Normalising, batch_norm},
     cache::Cache,
     error::LayerError,
     inspect::Inspections,
@@ -353,10 +354,70 @@ impl Forward<'_> {
         norm: &BatchNorm,
         x: &Tensor,
     ) -> Result<Tensor, LayerError> {
+        self.normalised(first, norm, x, false)
+    }
+
+    /// [`Forward::batch_norm`] with a ReLU behind it, where possible in one pass over memory.
+    ///
+    /// # Errors
+    /// Those of [`Forward::batch_norm`].
+    pub fn batch_norm_relu(
+        &mut self,
+        first: usize,
+        norm: &BatchNorm,
+        x: &Tensor,
+    ) -> Result<Tensor, LayerError> {
+        self.normalised(first, norm, x, true)
+    }
+
+    fn normalised(
+        &mut self,
+        first: usize,
+        norm: &BatchNorm,
+        x: &Tensor,
+        relu: bool,
+    ) -> Result<Tensor, LayerError> {
         let parameter = |number| self.parameter(first + number);
-        let (y, statistics) = batch_norm(parameter, self.training, first, norm, x)?;
+        let how = Normalising { training: self.training, relu, fused: self.fuses_images(x) };
+        let (y, statistics) = batch_norm(parameter, how, first, norm, x)?;
         self.statistics.extend(statistics);
         Ok(y)
+    }
+
+    /// The maximum or the average of each window of `x` `[samples, channels, height, width]`.
+    /// Differentiable once.
+    ///
+    /// # Errors
+    /// If the windows do not fit the images.
+    pub fn pool(
+        &self,
+        x: &Tensor,
+        windows: &Windows,
+        pooling: Pooling,
+    ) -> Result<Tensor, LayerError> {
+        if self.fuses_images(x) && windows.size <= Windows::SIZE_MAX {
+            return Ok(images::pool(x, windows, pooling)?);
+        }
+        let Windows { size, stride, padding, ceil } = *windows;
+        let (size, stride, padding) = ([size; 2], [stride; 2], [padding; 2]);
+        Ok(match pooling {
+            Pooling::Maximum => x.f_max_pool2d(size, stride, padding, [1; 2], ceil)?,
+            Pooling::Average => x.f_avg_pool2d(size, stride, padding, ceil, false, None)?,
+        })
+    }
+
+    /// Every second pixel of `x` `[samples, channels, height, width]` in both directions, from
+    /// pixel `from` on, which is 0 or 1. Height and width are halved, and rounded up; beyond the
+    /// border is 0. Differentiable once.
+    ///
+    /// # Errors
+    /// If `x` are no images.
+    pub fn every_second_pixel(&self, x: &Tensor, from: i64) -> Result<Tensor, LayerError> {
+        Ok(images::every_second_pixel(x, from)?)
+    }
+
+    fn fuses_images(&self, x: &Tensor) -> bool {
+        self.kernels != Kernels::Aten && images::takes(x)
     }
 
     /// Calls `check` with the elements of `values`: a tensor on the CPU with one dimension. It is

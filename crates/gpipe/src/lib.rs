@@ -91,7 +91,12 @@ pub use cache::Cache;
 pub use device::Device;
 pub use error::{Error, LayerError, Result, StageError};
 pub use function::{Computed, Function, apply};
-pub use gpipe_bridge::{convolution::Geometry, linear::Kernels, memory::keep_freed_memory};
+pub use gpipe_bridge::{
+    convolution::Geometry,
+    images::{Pooling, Windows},
+    linear::Kernels,
+    memory::keep_freed_memory,
+};
 pub use gpipe_core::{
     Bytes, Nanos, cost,
     lower::Part,

@@ -286,9 +286,9 @@ fn oracle_predicted_bytes_are_what_is_held() {
                 // still be queued, but were not in this run; with kept segments, tensors shared by
                 // two layers' inputs (AmoebaNet's pairs), which count twice; with split backwards,
                 // inputs that a receiver may hold until its second half. Two more such inputs may
-                // be alive than under 1F1B, a tenth of what three layers of AmoebaNet hold.
+                // be alive than under 1F1B, an eighth of what three layers of AmoebaNet hold.
                 let wide = plan.remat.of(stage).segments() > 1 || plan.schedule.splits();
-                let above = if wide { 1.10 } else { 1.05 };
+                let above = if wide { 1.125 } else { 1.05 };
                 if !(0.999..=above).contains(&ratio) {
                     bad.push(format!("{} {plan:?} stage {stage}: {ratio:.4}", subject.name));
                 }

@@ -112,7 +112,9 @@ impl Work {
 }
 
 /// Our own scopes.
-const SCOPES: [(&str, Work); 8] = [
+const SCOPES: [(&str, Work); 10] = [
+    ("gpipe::batch_norm", Work::Norms),
+    ("gpipe::pool", Work::Pooling),
     ("gpipe::attention", Work::Attention),
     ("gpipe::transpose", Work::Layouts),
     ("gpipe::rms_norm", Work::Norms),

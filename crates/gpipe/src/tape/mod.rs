@@ -8,6 +8,7 @@
 //! added in place if nothing else holds them.
 
 mod attention;
+mod images;
 mod node;
 mod operations;
 
@@ -21,8 +22,8 @@ use tch::Kind;
 
 use self::node::Gradient;
 pub use self::{
+    images::Strides,
     node::{Node, Var},
-    operations::Strides,
 };
 use crate::{adapter::Adapter, parameter::ParameterSpec, precision::Precision, spec::TensorSpec};
 

@@ -11,21 +11,10 @@ use super::{Node, Tape, Var, bytes};
 use crate::spec::TensorSpec;
 
 /// Fewest multiplications for which the bridge uses oneDNN's product (`kMultiplicationsMin`).
-const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
-/// Bytes of oneDNN's convolutions beyond two copies of the weight.
-const CONVOLUTION_SCRATCH: f64 = 8216.0;
+pub(super) const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
 /// Bytes of a float32, in which ATen's kernels keep statistics, and of an int64 index.
 pub(super) const FLOAT: f64 = 4.0;
-const INDEX: f64 = 8.0;
-
-/// The strides and groups of a convolution.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Strides {
-    /// Whether any stride is above 1.
-    pub strided: bool,
-    /// Number of channel groups.
-    pub groups: i64,
-}
+pub(super) const INDEX: f64 = 8.0;
 
 impl Tape {
     /// [`crate::Forward::linear`] with the parameters of these numbers.
@@ -211,98 +200,6 @@ impl Tape {
         let sum = bytes(&spec) / samples as f64;
         let node = Node::new(&[x], spec).passing_gradient().parameter(table);
         self.push(node.backward_bytes(sum))
-    }
-
-    /// [`crate::Forward::convolution`] with parameter number `weight`, returning `output`.
-    pub fn convolution(
-        &mut self,
-        x: Var,
-        weight: usize,
-        output: TensorSpec,
-        strides: Strides,
-    ) -> Var {
-        let Strides { strided, groups } = strides;
-        let kernel = self.shape(weight).get(2..).unwrap_or_default();
-        let pointwise = kernel.iter().all(|&size| size == 1) && groups == 1;
-        let (input, weights, made) = (self.bytes(x), self.parameter_bytes(weight), bytes(&output));
-        let is_float = self.spec(x).kind == Kind::Float;
-        // Each output element is a product with all weights of its kernel.
-        let fan_in: i64 = self.shape(weight).iter().skip(1).product();
-        let flops = 2.0 * output.elements() * fan_in as f64;
-        if !self.kernels().are_channels_last() || !is_float {
-            let node = Node::new(&[x], output).saving(&[x]).parameter(weight);
-            let plain = pointwise && !strided;
-            let forward = if plain { 0.0 } else { (input + weights).max(made) };
-            let backward = if plain { 0.0 } else { input + made };
-            return self.push_product(node.forward_bytes(forward).backward_bytes(backward), flops);
-        }
-        let node = Node::new(&[x], output.clone()).channels_last(true);
-        let plain = !self.is_channels_last(x) && self.layouts_differ(x);
-        if !pointwise {
-            let node = if plain { node.saving_bytes(input) } else { node.saving(&[x]) };
-            let (forward, backward) = match groups {
-                1 => (2.0 * weights + CONVOLUTION_SCRATCH, 3.0 * weights),
-                _ => (weights, 2.0 * weights),
-            };
-            let node = node.parameter(weight).forward_bytes(forward);
-            return self.push_product(node.backward_bytes(backward), flops);
-        }
-        // The pixels that the kernel reads. They are copied if strides skip some or the layout
-        // differs.
-        let channels = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0) as f64;
-        let (inputs, outputs) = (channels(&self.spec(x).shape, 1), channels(self.shape(weight), 0));
-        let used = made / outputs.max(1.0) * inputs;
-        let node = if strided || plain { node.saving_bytes(used) } else { node.saving(&[x]) };
-        let thinned = if strided { used } else { 0.0 };
-        let multiplications = used / FLOAT * outputs;
-        let onednn = self.kernels().are_onednn() && multiplications >= MULTIPLICATIONS_MIN;
-        let node = match onednn {
-            true => node.parameter(weight).forward_bytes(weights).backward_bytes(made.max(thinned)),
-            false => node.parameter_transposed(weight).backward_bytes(thinned),
-        };
-        self.push_product(node, flops)
-    }
-
-    /// Whether the two layouts of images of this shape differ in memory.
-    fn layouts_differ(&self, x: Var) -> bool {
-        match self.spec(x).shape[..] {
-            [_, channels, height, width] => channels > 1 && height * width > 1,
-            _ => false,
-        }
-    }
-
-    /// [`crate::Forward::batch_norm`] with parameters `first` and `first + 1`.
-    pub fn batch_norm(&mut self, x: Var, first: usize) -> Var {
-        let spec = self.spec(x).clone();
-        let channels = spec.shape.get(1).copied().unwrap_or(0);
-        let copy = bytes(&spec);
-        let statistics = 2.0 * FLOAT * channels as f64;
-        self.counted(statistics);
-        let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(statistics);
-        self.push(node.backward_bytes(copy).parameter(first).parameter(first + 1))
-    }
-
-    /// Instance norm without parameters. It copies images in channels-last layout and saves the
-    /// copy.
-    pub fn instance_norm(&mut self, x: Var) -> Var {
-        let spec = self.spec(x).clone();
-        let planes: f64 = spec.shape.iter().take(2).map(|&size| size as f64).product();
-        let copy = bytes(&spec);
-        let copied = self.is_channels_last(x) && self.layouts_differ(x);
-        let node = Node::new(&[x], spec).channels_last(false).backward_bytes(copy);
-        let node = node.saving_bytes(2.0 * FLOAT * planes);
-        self.push(if copied { node.saving_bytes(copy) } else { node.saving(&[x]) })
-    }
-
-    /// Average pooling to `output`.
-    pub fn average_pool(&mut self, x: Var, output: TensorSpec) -> Var {
-        self.push(Node::new(&[x], output).saving(&[x]))
-    }
-
-    /// Max pooling to `output`. The backward needs the positions of the maxima.
-    pub fn max_pool(&mut self, x: Var, output: TensorSpec) -> Var {
-        let indices = INDEX * output.elements();
-        self.push(Node::new(&[x], output).saving(&[x]).saving_bytes(indices))
     }
 
     /// An operation whose backward needs neither input nor output: a mean, an upsampling, or a crop

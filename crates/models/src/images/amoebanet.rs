@@ -4,6 +4,8 @@
 //! has so far, applies an operation to each and adds the results as a new value. Values that no
 //! combination used form the output.
 
+use std::collections::{BTreeMap, BTreeSet, btree_map::Entry};
+
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, Sequence, TensorSpec,
     estimate::{Tape, Var},
@@ -222,7 +224,8 @@ impl Before {
         let operations = genotype.pairs.iter().flatten().map(|&(value, operation)| {
             // Only values from outside the cell are reduced.
             let stride = if reduction && value < 2 { 2 } else { 1 };
-            (value, operation.chain(filters, stride))
+            let (relu, chain) = operation.chain(filters, stride).split_relu();
+            Applied { value, relu, chain }
         });
         let cell = Cell {
             previous: one(self.channels),
@@ -289,13 +292,22 @@ impl Operation {
 struct Cell {
     previous: Chain,
     earlier: Chain,
-    /// The operations in pairs, each with the index of the value it applies to.
-    operations: Vec<(usize, Chain)>,
+    /// The operations in pairs.
+    operations: Vec<Applied>,
     joined: &'static [usize],
     /// Whether the cell takes one tensor as both inputs.
     single: bool,
     /// Probability that an operation is dropped for a sample.
     drop_path: f64,
+}
+
+/// An operation on one of a cell's values.
+struct Applied {
+    /// The index of the value.
+    value: usize,
+    /// Whether a ReLU comes first. Operations on the same value share it.
+    relu: bool,
+    chain: Chain,
 }
 
 impl Cell {
@@ -305,8 +317,8 @@ impl Cell {
             [("previous.".to_owned(), &self.previous), ("earlier.".to_owned(), &self.earlier)];
         let operations = self.operations.iter().enumerate();
         let side = ["left", "right"];
-        let operations = operations.map(move |(number, (_, chain))| {
-            (format!("{}.{}.", number / 2, side[number % 2]), chain)
+        let operations = operations.map(move |(number, own)| {
+            (format!("{}.{}.", number / 2, side[number % 2]), &own.chain)
         });
         inputs.into_iter().chain(operations)
     }
@@ -336,7 +348,7 @@ impl Layer for Cell {
         let (previous, earlier) = self.both(inputs)?;
         let mut values = vec![self.previous.infer(previous)?, self.earlier.infer(earlier)?];
         for pair in self.operations.chunks(2) {
-            let outputs = pair.iter().map(|(value, chain)| chain.infer(&values[*value]));
+            let outputs = pair.iter().map(|own| own.chain.infer(&values[own.value]));
             let outputs = outputs.collect::<Result<Vec<_>, _>>()?;
             if outputs.windows(2).any(|two| two[0] != two[1]) {
                 return Err(LayerError::Shape(format!("a cell cannot add {outputs:?}")));
@@ -354,10 +366,18 @@ impl Layer for Cell {
         let mut first = self.previous.count();
         values.push(self.earlier.forward(ctx, first, earlier)?);
         first += self.earlier.count();
+        let mut active: BTreeMap<usize, Tensor> = BTreeMap::new();
         for pair in self.operations.chunks(2) {
             let mut sum: Option<Tensor> = None;
-            for (value, chain) in pair {
-                let output = chain.forward(ctx, first, &values[*value])?;
+            for Applied { value, relu, chain } in pair {
+                let mut input = &values[*value];
+                if *relu {
+                    input = match active.entry(*value) {
+                        Entry::Occupied(made) => made.into_mut(),
+                        Entry::Vacant(place) => place.insert(input.f_relu()?),
+                    };
+                }
+                let output = chain.forward(ctx, first, input)?;
                 let output = match chain.is_identity() {
                     true => output,
                     false => drop_path(ctx, &output, self.drop_path)?,
@@ -379,12 +399,18 @@ impl Layer for Cell {
         let mut values =
             vec![self.previous.infer(previous).ok()?, self.earlier.infer(earlier).ok()?];
         let mut sum = self.previous.flops(previous) + self.earlier.flops(earlier);
+        let mut active = BTreeSet::new();
         for pair in self.operations.chunks(2) {
-            sum += pair.iter().map(|(value, chain)| chain.flops(&values[*value])).sum::<f64>();
-            let (value, chain) = pair.first()?;
-            let output = chain.infer(&values[*value]).ok()?;
+            sum += pair.iter().map(|own| own.chain.flops(&values[own.value])).sum::<f64>();
+            let own = pair.first()?;
+            let output = own.chain.infer(&values[own.value]).ok()?;
             sum += output.elements();
             values.push(output);
+            for own in pair.iter().filter(|own| own.relu) {
+                if active.insert(own.value) {
+                    sum += values[own.value].elements();
+                }
+            }
         }
         Some(sum)
     }
@@ -395,10 +421,16 @@ impl Layer for Cell {
         let mut first = self.previous.count();
         values.push(self.earlier.record(tape, first, earlier)?);
         first += self.earlier.count();
+        let mut active: BTreeMap<usize, Var> = BTreeMap::new();
         for pair in self.operations.chunks(2) {
             let mut sum: Option<Var> = None;
-            for (value, chain) in pair {
-                let output = chain.record(tape, first, values[*value])?;
+            for Applied { value, relu, chain } in pair {
+                let mut input = values[*value];
+                if *relu {
+                    input =
+                        *active.entry(*value).or_insert_with(|| tape.elementwise_by_output(input));
+                }
+                let output = chain.record(tape, first, input)?;
                 first += chain.count();
                 let own = match self.drop_path > 0.0 && !chain.is_identity() {
                     true => record_drop_path(tape, output),

@@ -1,7 +1,7 @@
 //! Chains of convolution, batch norm and pooling, from which layers are built.
 
 use gpipe::{
-    Forward, Geometry, Init, LayerError, ParameterSpec, TensorSpec,
+    Forward, Geometry, Init, LayerError, ParameterSpec, Pooling, TensorSpec, Windows,
     estimate::{Strides, Tape, Var},
     layers::BatchNorm,
 };
@@ -35,6 +35,7 @@ pub(super) enum Step {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum After {
     BatchNorm,
+    BatchNormRelu,
     Nothing,
 }
 
@@ -43,6 +44,14 @@ pub(super) enum After {
 pub(super) struct Window {
     pub size: i64,
     pub stride: i64,
+}
+
+impl Window {
+    fn windows(self) -> Windows {
+        let Self { size, stride } = self;
+        // The last window of an even size may reach over the border.
+        Windows { size, stride, padding: (size - 1) / 2, ceil: size % 2 == 0 }
+    }
 }
 
 /// A convolution without bias, optionally followed by batch norm.
@@ -89,7 +98,7 @@ impl Convolution {
         let init = Init::Normal { std: (2.0 / fan_in).sqrt() };
         let shape = [self.outputs, inputs, self.kernel[0], self.kernel[1]];
         let mut all = vec![ParameterSpec::new(&format!("{name}weight"), shape, init)];
-        if self.after == After::BatchNorm {
+        if self.after != After::Nothing {
             all.extend(BatchNorm::new(self.outputs).parameters(&format!("{name}norm.")));
         }
         all
@@ -105,6 +114,9 @@ impl Convolution {
         let y = ctx.convolution(x, ctx.parameter(first)?, &geometry)?;
         match self.after {
             After::BatchNorm => ctx.batch_norm(first + 1, &BatchNorm::new(self.outputs), &y),
+            After::BatchNormRelu => {
+                ctx.batch_norm_relu(first + 1, &BatchNorm::new(self.outputs), &y)
+            }
             After::Nothing => Ok(y),
         }
     }
@@ -114,7 +126,7 @@ impl Step {
     /// Number of parameters.
     fn count(&self) -> usize {
         match self {
-            Self::Convolve(convolution) if convolution.after == After::BatchNorm => 6,
+            Self::Convolve(convolution) if convolution.after != After::Nothing => 6,
             Self::Convolve(_) => 1,
             Self::FactorizedReduce(_) => 7,
             _ => 0,
@@ -190,25 +202,15 @@ impl Step {
         match self {
             Self::Relu => Ok(x.f_relu()?),
             Self::Convolve(convolution) => convolution.forward(ctx, first, x),
-            Self::AveragePool(Window { size, stride }) => {
-                let padding = (size - 1) / 2;
-                let even = size % 2 == 0; // the last window may then reach over the border
-                Ok(x.f_avg_pool2d([*size; 2], [*stride; 2], [padding; 2], even, false, None)?)
-            }
-            Self::MaxPool(Window { size, stride }) => {
-                let padding = (size - 1) / 2;
-                let even = size % 2 == 0;
-                Ok(x.f_max_pool2d([*size; 2], [*stride; 2], [padding; 2], [1; 2], even)?)
-            }
+            Self::AveragePool(window) => ctx.pool(x, &window.windows(), Pooling::Average),
+            Self::MaxPool(window) => ctx.pool(x, &window.windows(), Pooling::Maximum),
             Self::FactorizedReduce(reduce) => {
                 let geometry = Geometry { stride: [2; 2], ..Geometry::default() };
                 let even = ctx.convolution(x, ctx.parameter(first)?, &geometry)?;
-                let (height, width) = (x.size()[2], x.size()[3]);
-                // Shifted by one pixel, with a row and a column of zeros after the last.
-                let between = x.f_slice(2, 1, height, 1)?.f_slice(3, 1, width, 1)?;
-                let between = between.f_constant_pad_nd([0, 1, 0, 1])?;
-                let odd = ctx.convolution(&between, ctx.parameter(first + 1)?, &geometry)?;
-                let both = Tensor::f_cat(&[even, odd], 1)?;
+                let between = ctx.every_second_pixel(x, 1)?;
+                let plain = Geometry::default();
+                let odd = ctx.convolution(&between, ctx.parameter(first + 1)?, &plain)?;
+                let both = ctx.concatenate(&[&even, &odd], 1)?;
                 ctx.batch_norm(first + 2, &BatchNorm::new(reduce.outputs), &both)
             }
             Self::LeakyRelu => Ok(x.f_leaky_relu()?),
@@ -240,28 +242,30 @@ impl Step {
                 let strides = Strides { strided, groups: convolution.groups };
                 let y = tape.convolution(x, first, output, strides);
                 match convolution.after {
-                    After::BatchNorm => normalised(tape, y, first + 1),
+                    After::BatchNorm => normalised(tape, y, first + 1, false),
+                    After::BatchNormRelu => normalised(tape, y, first + 1, true),
                     After::Nothing => y,
                 }
             }
-            Self::AveragePool(_) => tape.average_pool(x, output),
-            Self::MaxPool(_) => tape.max_pool(x, output),
+            Self::AveragePool(_) => tape.pool(x, output, Pooling::Average),
+            Self::MaxPool(_) => tape.pool(x, output, Pooling::Maximum),
             Self::FactorizedReduce(reduce) => {
                 let half = |channels: i64| {
                     let mut shape = output.shape.clone();
                     shape[1] = channels;
                     TensorSpec::new(shape, output.kind)
                 };
-                let strides = Strides { strided: true, groups: 1 };
+                let strides = |strided| Strides { strided, groups: 1 };
                 let (left, right) =
                     (half(reduce.outputs / 2), half(reduce.outputs - reduce.outputs / 2));
-                let even = tape.convolution(x, first, left, strides);
-                let same = tape.spec(x).clone();
-                let between = tape.resized(x, same);
-                let odd = tape.convolution(between, first + 1, right, strides);
-                let both = tape.concatenate(&[even, odd], output);
+                let even = tape.convolution(x, first, left, strides(true));
+                let mut pixels = output.clone();
+                pixels.shape[1] = reduce.channels;
+                let between = tape.resized(x, pixels);
+                let odd = tape.convolution(between, first + 1, right, strides(false));
+                let both = tape.joined(&[even, odd], output);
                 [even, between, odd].into_iter().for_each(|var| tape.release(var));
-                normalised(tape, both, first + 2)
+                normalised(tape, both, first + 2, false)
             }
             Self::InstanceNorm => tape.instance_norm(x),
             Self::ChannelDropout(_) => {
@@ -278,8 +282,12 @@ impl Step {
         match self {
             Self::Convolve(c) => {
                 let each = (c.channels / c.groups * c.kernel[0] * c.kernel[1]) as f64;
-                output.elements()
-                    * (2.0 * each + if c.after == After::BatchNorm { NORM } else { 0.0 })
+                let after = match c.after {
+                    After::Nothing => 0.0,
+                    After::BatchNorm => NORM,
+                    After::BatchNormRelu => NORM + 1.0,
+                };
+                output.elements() * (2.0 * each + after)
             }
             Self::FactorizedReduce(r) => output.elements() * (2.0 * r.channels as f64 + NORM),
             Self::AveragePool(w) | Self::MaxPool(w) => output.elements() * (w.size * w.size) as f64,
@@ -290,9 +298,9 @@ impl Step {
     }
 }
 
-/// Records batch norm of `x` and releases `x`.
-fn normalised(tape: &mut Tape, x: Var, first: usize) -> Var {
-    let y = tape.batch_norm(x, first);
+/// Records batch norm of `x`, with or without a ReLU, and releases `x`.
+fn normalised(tape: &mut Tape, x: Var, first: usize, relu: bool) -> Var {
+    let y = if relu { tape.batch_norm_relu(x, first) } else { tape.batch_norm(x, first) };
     tape.release(x);
     y
 }
@@ -314,8 +322,22 @@ impl Chain {
         self.then(Step::Convolve(convolution))
     }
 
-    pub(super) fn relu(self) -> Self {
+    /// Appends a ReLU, which becomes one with a batch norm before it.
+    pub(super) fn relu(mut self) -> Self {
+        if let Some(Step::Convolve(last)) = self.0.last_mut()
+            && last.after == After::BatchNorm
+        {
+            last.after = After::BatchNormRelu;
+            return self;
+        }
         self.then(Step::Relu)
+    }
+
+    /// Whether the chain begins with a ReLU, and the steps behind it.
+    pub(super) fn split_relu(mut self) -> (bool, Self) {
+        let begins = matches!(self.0.first(), Some(Step::Relu));
+        self.0.drain(..usize::from(begins));
+        (begins, self)
     }
 
     /// Whether the chain has no steps.

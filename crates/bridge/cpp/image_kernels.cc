@@ -1,0 +1,301 @@
+// Compiled once for each width of vector registers (build.rs).
+#include "image_kernels.h"
+#include "kernel_vectors.h"
+#include <cmath>
+
+namespace gpipe {
+
+namespace {
+
+// How many registers a loop over pixels works on at once.
+constexpr int64_t kRegisters = 4;
+
+int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+int64_t most(int64_t a, int64_t b) { return a < b ? b : a; }
+
+// Calls `work(channel, count, registers)` for groups of channels. `registers` is a constant of the
+// type: kRegisters whole ones, or one that holds `count` channels.
+template <int64_t N> struct Registers {
+  static constexpr int64_t size = N;
+};
+template <typename Work> void groups(int64_t channels, Work &&work) {
+  int64_t at = 0;
+  for (; at + kRegisters * Vec::size() <= channels; at += kRegisters * Vec::size())
+    work(at, Vec::size(), Registers<kRegisters>());
+  for (; at < channels; at += Vec::size())
+    work(at, least(Vec::size(), channels - at), Registers<1>());
+}
+
+inline Vec read(const float *from, int64_t count) {
+  return count == Vec::size() ? Vec::loadu(from) : Vec::loadu(from, count);
+}
+inline void write(float *to, Vec x, int64_t count) {
+  if (count == Vec::size())
+    x.store(to);
+  else
+    x.store(to, static_cast<int>(count));
+}
+
+// Pixels of a block: few enough that it stays in the first cache with all its channels. The number
+// does not depend on how channels are divided among threads.
+int64_t block_of(const Pixels &pixels) {
+  return most(16, least(128, 8192 / most(1, pixels.all)));
+}
+
+void statistics(Pixels pixels, const float *x, double eps, float *mean, float *inverse) {
+  const int64_t block = block_of(pixels);
+  for (int64_t row = 0; row < pixels.rows; row += block) {
+    const int64_t rows = least(block, pixels.rows - row);
+    const float *from = x + row * pixels.all;
+    const float own = static_cast<float>(rows), before = static_cast<float>(row);
+    const float part = own / (before + own);
+    const Vec each(1.0f / own), share(part), between(before * part);
+    groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
+      constexpr int64_t n = decltype(registers)::size;
+      Vec sums[n], squares[n];
+      for (int64_t i = 0; i < n; i++)
+        sums[i] = squares[i] = Vec(0.0f);
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++)
+          sums[i] = sums[i] + read(from + r * pixels.all + at + i * Vec::size(), count);
+      for (int64_t i = 0; i < n; i++)
+        sums[i] = sums[i] * each;
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) {
+          const Vec apart = read(from + r * pixels.all + at + i * Vec::size(), count) - sums[i];
+          squares[i] = squares[i] + apart * apart;
+        }
+      for (int64_t i = 0; i < n; i++) {
+        float *to_mean = mean + at + i * Vec::size(), *to_squares = inverse + at + i * Vec::size();
+        if (row > 0) {
+          const Vec had = read(to_mean, count), apart = sums[i] - had;
+          squares[i] = read(to_squares, count) + squares[i] + apart * apart * between;
+          sums[i] = had + apart * share;
+        }
+        write(to_mean, sums[i], count);
+        write(to_squares, squares[i], count);
+      }
+    });
+  }
+  const float rows = static_cast<float>(pixels.rows), added = static_cast<float>(eps);
+  for (int64_t at = 0; at < pixels.channels; at++)
+    inverse[at] = 1.0f / sqrtf(inverse[at] / rows + added);
+}
+
+// The vectors of a batch norm in registers.
+template <int64_t n> struct Channels {
+  Vec mean[n], inverse[n], scale[n], bias[n];
+  Channels(const Norm &norm, int64_t at, int64_t count) {
+    for (int64_t i = 0; i < n; i++, at += Vec::size()) {
+      mean[i] = read(norm.mean + at, count);
+      inverse[i] = read(norm.inverse + at, count);
+      scale[i] = inverse[i] * read(norm.weight + at, count);
+      bias[i] = read(norm.bias + at, count);
+    }
+  }
+  Vec normed(Vec x, int64_t i) const { return (x - mean[i]) * scale[i] + bias[i]; }
+  // What ReLU leaves of a gradient.
+  Vec passed(Vec dy, Vec x, int64_t i) const { return dy & (normed(x, i) > Vec(0.0f)); }
+};
+
+void normalise(Pixels pixels, const float *x, Norm norm, bool relu, float *y) {
+  const int64_t block = block_of(pixels);
+  for (int64_t row = 0; row < pixels.rows; row += block) {
+    const int64_t rows = least(block, pixels.rows - row);
+    groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
+      constexpr int64_t n = decltype(registers)::size;
+      const Channels<n> own(norm, at, count);
+      const int64_t first = row * pixels.all + at;
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) {
+          const int64_t place = first + r * pixels.all + i * Vec::size();
+          const Vec value = own.normed(read(x + place, count), i);
+          write(y + place, relu ? at::vec::maximum(value, Vec(0.0f)) : value, count);
+        }
+    });
+  }
+}
+
+void norm_sums(Pixels pixels, const float *dy, const float *x, Norm norm, bool relu,
+               float *dweight, float *dbias) {
+  const int64_t block = block_of(pixels);
+  for (int64_t row = 0; row < pixels.rows; row += block) {
+    const int64_t rows = least(block, pixels.rows - row);
+    groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
+      constexpr int64_t n = decltype(registers)::size;
+      const Channels<n> own(norm, at, count);
+      Vec sums[n], products[n];
+      for (int64_t i = 0; i < n; i++)
+        sums[i] = products[i] = Vec(0.0f);
+      const int64_t first = row * pixels.all + at;
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) {
+          const int64_t place = first + r * pixels.all + i * Vec::size();
+          const Vec value = read(x + place, count);
+          Vec given = read(dy + place, count);
+          if (relu)
+            given = own.passed(given, value, i);
+          sums[i] = sums[i] + given;
+          products[i] = products[i] + given * ((value - own.mean[i]) * own.inverse[i]);
+        }
+      for (int64_t i = 0; i < n; i++) {
+        float *to_weight = dweight + at + i * Vec::size(), *to_bias = dbias + at + i * Vec::size();
+        if (row > 0) {
+          products[i] = read(to_weight, count) + products[i];
+          sums[i] = read(to_bias, count) + sums[i];
+        }
+        write(to_weight, products[i], count);
+        write(to_bias, sums[i], count);
+      }
+    });
+  }
+}
+
+// With n = (x - mean) inverse: dx = inverse weight (dy - mean(dy) - n mean(dy n)).
+void norm_backward(Pixels pixels, const float *dy, const float *x, Norm norm, bool relu,
+                   const float *dweight, const float *dbias, float *dx) {
+  const int64_t block = block_of(pixels);
+  const Vec each(1.0f / static_cast<float>(pixels.rows));
+  for (int64_t row = 0; row < pixels.rows; row += block) {
+    const int64_t rows = least(block, pixels.rows - row);
+    groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
+      constexpr int64_t n = decltype(registers)::size;
+      const Channels<n> own(norm, at, count);
+      Vec given_mean[n], product_mean[n];
+      for (int64_t i = 0; i < n; i++) {
+        given_mean[i] = read(dbias + at + i * Vec::size(), count) * each;
+        product_mean[i] = read(dweight + at + i * Vec::size(), count) * each;
+      }
+      const int64_t first = row * pixels.all + at;
+      for (int64_t r = 0; r < rows; r++)
+        for (int64_t i = 0; i < n; i++) {
+          const int64_t place = first + r * pixels.all + i * Vec::size();
+          const Vec value = read(x + place, count);
+          Vec given = read(dy + place, count);
+          if (relu)
+            given = own.passed(given, value, i);
+          const Vec normed = (value - own.mean[i]) * own.inverse[i];
+          write(dx + place, (given - given_mean[i] - normed * product_mean[i]) * own.scale[i],
+                count);
+        }
+    });
+  }
+}
+
+// A window of one image: where its value goes, and which pixels of the image it covers.
+struct Window {
+  int64_t output;                            // offset
+  int64_t top, left;                         // of the whole window
+  int64_t first_row, rows, first_column, columns; // from, and up to
+  int64_t count() const { return (rows - first_row) * (columns - first_column); }
+};
+
+template <typename Work> void each_window(const Windows &w, Work &&work) {
+  for (int64_t i = 0; i < w.out_height; i++)
+    for (int64_t j = 0; j < w.out_width; j++) {
+      const int64_t top = i * w.stride - w.padding, left = j * w.stride - w.padding;
+      work(Window{(i * w.out_width + j) * w.channels, top, left, most(0, top),
+                  least(top + w.size, w.height), most(0, left),
+                  least(left + w.size, w.width)});
+    }
+}
+
+// Calls `work(offset, position)` with a pixel's offset in the image and its number in the window.
+template <typename Work> void each_pixel(const Windows &w, const Window &window, Work &&work) {
+  for (int64_t row = window.first_row; row < window.rows; row++)
+    for (int64_t column = window.first_column; column < window.columns; column++)
+      work((row * w.width + column) * w.channels,
+           (row - window.top) * w.size + column - window.left);
+}
+
+void max_pool(Windows windows, const float *x, float *y, uint8_t *which) {
+  each_window(windows, [&](const Window &window) {
+    groups(windows.channels, [&](int64_t at, int64_t count, auto registers) {
+      constexpr int64_t n = decltype(registers)::size;
+      Vec largest[n], found[n];
+      bool first = true;
+      each_pixel(windows, window, [&](int64_t offset, int64_t position) {
+        const Vec own(static_cast<float>(position));
+        for (int64_t i = 0; i < n; i++) {
+          const Vec value = read(x + offset + at + i * Vec::size(), count);
+          if (first) {
+            largest[i] = value;
+            found[i] = own;
+            continue;
+          }
+          // As in libtorch: a value that is not a number is the largest.
+          const Vec is_larger = (value > largest[i]) | (value != value);
+          largest[i] = Vec::blendv(largest[i], value, is_larger);
+          found[i] = Vec::blendv(found[i], own, is_larger);
+        }
+        first = false;
+      });
+      for (int64_t i = 0; i < n; i++) {
+        const int64_t place = window.output + at + i * Vec::size();
+        write(y + place, largest[i], count);
+        float positions[Vec::size()];
+        found[i].store(positions);
+        for (int64_t c = 0; c < count; c++)
+          which[place + c] = static_cast<uint8_t>(positions[c]);
+      }
+    });
+  });
+}
+
+void max_pool_backward(Windows windows, const float *dy, const uint8_t *which, float *dx) {
+  each_window(windows, [&](const Window &window) {
+    int64_t offsets[256]; // of the window's pixels
+    each_pixel(windows, window,
+               [&](int64_t offset, int64_t position) { offsets[position] = offset; });
+    const float *given = dy + window.output;
+    const uint8_t *found = which + window.output;
+    for (int64_t channel = 0; channel < windows.channels; channel++)
+      dx[offsets[found[channel]] + channel] += given[channel];
+  });
+}
+
+void average_pool(Windows windows, const float *x, float *y) {
+  each_window(windows, [&](const Window &window) {
+    const Vec share(static_cast<float>(window.count()));
+    groups(windows.channels, [&](int64_t at, int64_t count, auto registers) {
+      constexpr int64_t n = decltype(registers)::size;
+      Vec sums[n];
+      for (int64_t i = 0; i < n; i++)
+        sums[i] = Vec(0.0f);
+      each_pixel(windows, window, [&](int64_t offset, int64_t) {
+        for (int64_t i = 0; i < n; i++)
+          sums[i] = sums[i] + read(x + offset + at + i * Vec::size(), count);
+      });
+      for (int64_t i = 0; i < n; i++)
+        write(y + window.output + at + i * Vec::size(), sums[i] / share, count);
+    });
+  });
+}
+
+void average_pool_backward(Windows windows, const float *dy, float *dx) {
+  each_window(windows, [&](const Window &window) {
+    const Vec share(static_cast<float>(window.count()));
+    groups(windows.channels, [&](int64_t at, int64_t count, auto registers) {
+      constexpr int64_t n = decltype(registers)::size;
+      Vec shares[n];
+      for (int64_t i = 0; i < n; i++)
+        shares[i] = read(dy + window.output + at + i * Vec::size(), count) / share;
+      each_pixel(windows, window, [&](int64_t offset, int64_t) {
+        for (int64_t i = 0; i < n; i++) {
+          float *to = dx + offset + at + i * Vec::size();
+          write(to, read(to, count) + shares[i], count);
+        }
+      });
+    });
+  });
+}
+
+} // namespace
+
+extern const ImageKernels GPIPE_IMAGES;
+const ImageKernels GPIPE_IMAGES = {
+    statistics, normalise,         norm_sums,    norm_backward,
+    max_pool,   max_pool_backward, average_pool, average_pool_backward,
+};
+
+} // namespace gpipe

@@ -1,0 +1,143 @@
+//! Operations on images.
+
+use gpipe_bridge::{images::Pooling, linear::Kernels};
+use tch::Kind;
+
+use super::{
+    Node, Tape, Var, bytes,
+    operations::{FLOAT, INDEX, MULTIPLICATIONS_MIN},
+};
+use crate::spec::TensorSpec;
+
+/// Bytes of oneDNN's convolutions beyond two copies of the weight.
+const CONVOLUTION_SCRATCH: f64 = 8216.0;
+
+/// The strides and groups of a convolution.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Strides {
+    /// Whether any stride is above 1.
+    pub strided: bool,
+    /// Number of channel groups.
+    pub groups: i64,
+}
+
+impl Tape {
+    /// [`crate::Forward::convolution`] with parameter number `weight`, returning `output`.
+    pub fn convolution(
+        &mut self,
+        x: Var,
+        weight: usize,
+        output: TensorSpec,
+        strides: Strides,
+    ) -> Var {
+        let Strides { strided, groups } = strides;
+        let kernel = self.shape(weight).get(2..).unwrap_or_default();
+        let pointwise = kernel.iter().all(|&size| size == 1) && groups == 1;
+        let (input, weights, made) = (self.bytes(x), self.parameter_bytes(weight), bytes(&output));
+        let is_float = self.spec(x).kind == Kind::Float;
+        // Each output element is a product with all weights of its kernel.
+        let fan_in: i64 = self.shape(weight).iter().skip(1).product();
+        let flops = 2.0 * output.elements() * fan_in as f64;
+        if !self.kernels().are_channels_last() || !is_float {
+            let node = Node::new(&[x], output).saving(&[x]).parameter(weight);
+            let plain = pointwise && !strided;
+            let forward = if plain { 0.0 } else { (input + weights).max(made) };
+            let backward = if plain { 0.0 } else { input + made };
+            return self.push_product(node.forward_bytes(forward).backward_bytes(backward), flops);
+        }
+        let node = Node::new(&[x], output.clone()).channels_last(true);
+        let plain = !self.is_channels_last(x) && self.layouts_differ(x);
+        if !pointwise {
+            let node = if plain { node.saving_bytes(input) } else { node.saving(&[x]) };
+            let (forward, backward) = match groups {
+                1 => (2.0 * weights + CONVOLUTION_SCRATCH, 3.0 * weights),
+                _ => (weights, 2.0 * weights),
+            };
+            let node = node.parameter(weight).forward_bytes(forward);
+            return self.push_product(node.backward_bytes(backward), flops);
+        }
+        // The pixels that the kernel reads. They are copied if strides skip some or the layout
+        // differs.
+        let channels = |shape: &[i64], axis: usize| shape.get(axis).copied().unwrap_or(0) as f64;
+        let (inputs, outputs) = (channels(&self.spec(x).shape, 1), channels(self.shape(weight), 0));
+        let used = made / outputs.max(1.0) * inputs;
+        let node = if strided || plain { node.saving_bytes(used) } else { node.saving(&[x]) };
+        let thinned = if strided { used } else { 0.0 };
+        let multiplications = used / FLOAT * outputs;
+        let onednn = self.kernels().are_onednn() && multiplications >= MULTIPLICATIONS_MIN;
+        let node = match onednn {
+            true => node.parameter(weight).forward_bytes(weights).backward_bytes(made.max(thinned)),
+            false => node.parameter_transposed(weight).backward_bytes(thinned),
+        };
+        self.push_product(node, flops)
+    }
+
+    /// Whether the two layouts of images of this shape differ in memory.
+    fn layouts_differ(&self, x: Var) -> bool {
+        match self.spec(x).shape[..] {
+            [_, channels, height, width] => channels > 1 && height * width > 1,
+            _ => false,
+        }
+    }
+
+    /// Whether the bridge's operations on images take `x`.
+    fn fuses_images(&self, x: Var) -> bool {
+        let is_float = self.spec(x).kind == Kind::Float && self.spec(x).shape.len() == 4;
+        let lies_so = self.is_channels_last(x) || !self.layouts_differ(x);
+        self.kernels() != Kernels::Aten && is_float && lies_so
+    }
+
+    /// [`crate::Forward::batch_norm`] with parameters `first` and `first + 1`.
+    pub fn batch_norm(&mut self, x: Var, first: usize) -> Var {
+        let spec = self.spec(x).clone();
+        let channels = spec.shape.get(1).copied().unwrap_or(0);
+        // Libtorch's backward copies the gradient into another layout.
+        let copy = if self.fuses_images(x) { 0.0 } else { bytes(&spec) };
+        let statistics = 2.0 * FLOAT * channels as f64;
+        self.counted(statistics);
+        let node = Node::new(&[x], spec).saving(&[x]).saving_bytes(statistics);
+        self.push(node.backward_bytes(copy).parameter(first).parameter(first + 1))
+    }
+
+    /// [`crate::Forward::batch_norm_relu`] with parameters `first` and `first + 1`.
+    pub fn batch_norm_relu(&mut self, x: Var, first: usize) -> Var {
+        let is_one = self.fuses_images(x);
+        let normed = self.batch_norm(x, first);
+        if is_one {
+            return normed;
+        }
+        let y = self.elementwise_by_output(normed);
+        self.release(normed);
+        y
+    }
+
+    /// Instance norm without parameters. It copies images in channels-last layout and saves the
+    /// copy.
+    pub fn instance_norm(&mut self, x: Var) -> Var {
+        let spec = self.spec(x).clone();
+        let planes: f64 = spec.shape.iter().take(2).map(|&size| size as f64).product();
+        let copy = bytes(&spec);
+        let copied = self.is_channels_last(x) && self.layouts_differ(x);
+        let node = Node::new(&[x], spec).channels_last(false).backward_bytes(copy);
+        let node = node.saving_bytes(2.0 * FLOAT * planes);
+        self.push(if copied { node.saving_bytes(copy) } else { node.saving(&[x]) })
+    }
+
+    /// [`crate::Forward::pool`] to `output`.
+    pub fn pool(&mut self, x: Var, output: TensorSpec, pooling: Pooling) -> Var {
+        let found = output.elements();
+        match (pooling, self.fuses_images(x)) {
+            (Pooling::Maximum, true) => self.push(Node::new(&[x], output).saving_bytes(found)),
+            (Pooling::Average, true) => self.push(Node::new(&[x], output)),
+            (Pooling::Maximum, false) => {
+                self.push(Node::new(&[x], output).saving(&[x]).saving_bytes(INDEX * found))
+            }
+            (Pooling::Average, false) => self.average_pool(x, output),
+        }
+    }
+
+    /// Libtorch's average pooling to `output`.
+    pub fn average_pool(&mut self, x: Var, output: TensorSpec) -> Var {
+        self.push(Node::new(&[x], output).saving(&[x]))
+    }
+}
