@@ -176,7 +176,7 @@ struct Turn : torch::autograd::Function<Turn> {
 };
 
 bool is_fused(const at::Tensor &x) {
-  return x.device().is_cpu() && x.layout() == at::kStrided &&
+  return x.device().is_cpu() && x.layout() == at::kStrided && !x.is_neg() &&
          (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
 }
 

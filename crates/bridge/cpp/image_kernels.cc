@@ -36,8 +36,8 @@ inline void write(float *to, Vec x, int64_t count) {
     x.store(to, static_cast<int>(count));
 }
 
-// Pixels of a block: few enough that it stays in the first cache with all its channels. The number
-// does not depend on how channels are divided among threads.
+// Pixels of a block: few enough that it stays in a cache. The number depends on the channels of all
+// threads together, not on how they are divided.
 int64_t block_of(const Pixels &pixels) {
   return most(16, least(128, 8192 / most(1, pixels.all)));
 }
@@ -77,9 +77,12 @@ void statistics(Pixels pixels, const float *x, double eps, float *mean, float *i
       }
     });
   }
-  const float rows = static_cast<float>(pixels.rows), added = static_cast<float>(eps);
-  for (int64_t at = 0; at < pixels.channels; at++)
-    inverse[at] = 1.0f / sqrtf(inverse[at] / rows + added);
+  const double rows = static_cast<double>(pixels.rows);
+  for (int64_t at = 0; at < pixels.channels; at++) {
+    // As in libtorch: without a variance and an eps the inverse is 0.
+    const double spread = inverse[at] / rows + eps;
+    inverse[at] = spread == 0.0 ? 0.0f : static_cast<float>(1.0 / sqrt(spread));
+  }
 }
 
 // The vectors of a batch norm in registers.
@@ -95,7 +98,9 @@ template <int64_t n> struct Channels {
   }
   Vec normed(Vec x, int64_t i) const { return (x - mean[i]) * scale[i] + bias[i]; }
   // What ReLU leaves of a gradient.
-  Vec passed(Vec dy, Vec x, int64_t i) const { return dy & (normed(x, i) > Vec(0.0f)); }
+  Vec passed(Vec dy, Vec x, int64_t i) const {
+    return Vec::blendv(dy, Vec(0.0f), normed(x, i) <= Vec(0.0f));
+  }
 };
 
 void normalise(Pixels pixels, const float *x, Norm norm, bool relu, float *y) {

@@ -2,8 +2,8 @@
 // (image_kernels.cc).
 //
 // Images are in channels-last layout: the channels of a pixel lie side by side, and the pixels
-// behind each other. What is computed for a channel depends neither on the other channels nor on
-// the number of threads.
+// behind each other. What is computed for a channel depends neither on the values of other channels
+// nor on the number of threads.
 #pragma once
 #include <cstdint>
 

@@ -23,7 +23,7 @@ constexpr int64_t kLine = 16;
 
 bool is_images(const at::Tensor &x) {
   return x.device().is_cpu() && x.layout() == at::kStrided && x.scalar_type() == at::kFloat &&
-         x.dim() == 4 && x.numel() > 0 && x.is_contiguous(kChannelsLast);
+         x.dim() == 4 && x.numel() > 0 && !x.is_neg() && x.is_contiguous(kChannelsLast);
 }
 
 // Calls `work(first, pixels)` with ranges of the channels, on several threads if they pay.
@@ -100,8 +100,10 @@ struct BatchNorm : torch::autograd::Function<BatchNorm> {
 
 // How many windows fit along an axis, as libtorch counts them.
 int64_t windows_along(int64_t length, int64_t size, int64_t stride, int64_t padding, bool ceil) {
-  const int64_t count =
-      (length + 2 * padding - size + (ceil ? stride - 1 : 0)) / stride + 1;
+  const int64_t free = length + 2 * padding - size + (ceil ? stride - 1 : 0);
+  if (free < 0)
+    return 0;
+  const int64_t count = free / stride + 1;
   return ceil && (count - 1) * stride >= length + padding ? count - 1 : count;
 }
 
@@ -232,7 +234,7 @@ rust::Vec<Address> batch_norm_images(Address x_address, Address w_address, Addre
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address), &b = borrow(b_address);
   const auto fits = [&](const at::Tensor &one) {
     return one.device().is_cpu() && one.scalar_type() == at::kFloat && one.dim() == 1 &&
-           one.size(0) == x.size(1) && one.is_contiguous();
+           one.size(0) == x.size(1) && one.is_contiguous() && !one.is_neg();
   };
   TORCH_CHECK(is_images(x) && fits(w) && fits(b), "a batch norm of ", x.scalar_type(), " ",
               x.sizes(), " with vectors ", w.sizes(), " and ", b.sizes(),
@@ -246,13 +248,15 @@ rust::Vec<Address> batch_norm_images(Address x_address, Address w_address, Addre
 Address pool_images(Address x_address, int64_t size, int64_t stride, int64_t padding,
                     bool ceil, bool largest) {
   const at::Tensor &x = borrow(x_address);
+  const auto fits = [&](int64_t length) {
+    return windows_along(length, size, stride, padding, ceil) > 0;
+  };
   TORCH_CHECK(is_images(x) && size >= 1 && size <= 15 && stride >= 1 && stride <= INT32_MAX &&
-                  padding >= 0 && padding <= size / 2 && x.size(2) + 2 * padding >= size &&
-                  x.size(3) + 2 * padding >= size,
+                  padding >= 0 && padding <= size / 2 && fits(x.size(2)) && fits(x.size(3)),
               "pooling of ", x.scalar_type(), " ", x.sizes(), " in windows of ", size, " x ", size,
               ", stride ", stride, ", padding ", padding,
-              ": it takes float32 images in channels-last layout, on a CPU, at least as large as "
-              "a window of at most 15 x 15, half of which may be padding");
+              ": it takes float32 images in channels-last layout, on a CPU, that a window fits, of "
+              "at most 15 x 15, half of which may be padding");
   return give(Pool::apply(x, size, stride, padding, ceil, largest));
 }
 

@@ -7,6 +7,7 @@
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "kernels.h"
 #include "ledger.h"
+#include "product.h"
 #include <ATen/Parallel.h>
 #include <ATen/core/Reduction.h>
 #include <ATen/ops/cross_entropy_loss.h>
@@ -24,7 +25,7 @@ using torch::autograd::variable_list;
 
 // Whether the kernels of fused_kernels.h take the logits.
 bool is_fused(const at::Tensor &logits) {
-  return logits.device().is_cpu() && logits.size(1) > 0 &&
+  return logits.device().is_cpu() && logits.size(1) > 0 && !logits.is_neg() &&
          (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16);
 }
 
@@ -92,6 +93,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
   // d sum / d logits = softmax - one-hot, in the rows that count.
   static variable_list backward(AutogradContext *context, variable_list grads) {
     RECORD_USER_SCOPE("gpipe::cross entropy");
+    differentiable_once();
     at::NoGradGuard no_grad;
     if (const auto found = context->saved_data.find("gradient");
         found != context->saved_data.end()) {
@@ -119,6 +121,8 @@ Address cross_entropy_sum(Address logits, Address target, int64_t ignore, double
   TORCH_CHECK(x.dim() == 2 && y.dim() == 1 && x.size(0) == y.size(0) && x.device() == y.device(),
               "cross entropy of ", x.sizes(), " on ", x.device(), " and ", y.sizes(), " on ",
               y.device());
+  TORCH_CHECK(smoothing >= 0.0 && smoothing <= 1.0, "label smoothing of ", smoothing,
+              ": it is a share, from 0 to 1");
   if (smoothing != 0.0 && !is_fused(x))
     return give(at::cross_entropy_loss(x, y, {}, at::Reduction::Sum, ignore, smoothing));
   return give(CrossEntropy::apply(x, y, ignore, smoothing));

@@ -42,7 +42,7 @@ fn top1(folder: &Folder, run: &str) -> f64 {
 #[test]
 fn oracle_both_networks_learn_shapes_and_write_what_they_promise() {
     let folder = with_images();
-    for (config, last) in [("resnet", "30"), ("amoebanet", "80")] {
+    for (config, last) in [("resnet", "60"), ("amoebanet", "80")] {
         let file = format!("{config}.toml");
         let train = ["train", &file, "--out", config, "--steps", last];
         let printed = folder.succeeds(&[&train[..], &["--checkpoint-every", "15"]].concat());
