@@ -33,6 +33,13 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
+        // It depends on the crates here, and is built long after these checks.
+        name: "the lock file of the Python package",
+        program: "cargo",
+        arguments: &["fetch", "--locked", "--manifest-path", "python/Cargo.toml"],
+        environment: &[],
+    },
+    Step {
         name: "clippy",
         program: "cargo",
         arguments: &["clippy", "--workspace", "--all-targets", "--locked", "--", "-D", "warnings"],
