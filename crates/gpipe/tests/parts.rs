@@ -81,6 +81,12 @@ fn step(pipeline: &mut Pipeline, way: Way, seed: u64) -> (u64, u64) {
     }
 }
 
+/// The way of one stage that has the bits of `way`: whole steps. On GPUs the loss of a caller, who
+/// computes it on the CPU, rounds differently from the pipeline's, so the caller's is compared with.
+fn alike(way: Way) -> Way {
+    if common::on_gpus() && way != Way::Accumulated { Way::InParts } else { Way::Whole }
+}
+
 fn trained(builder: PipelineBuilder, way: Way) -> (Vec<(u64, u64)>, Named) {
     let mut pipeline = builder.build().unwrap();
     let numbers = (0..STEPS).map(|seed| step(&mut pipeline, way, seed)).collect();
@@ -96,9 +102,10 @@ fn matrix(features: Features) {
             _ => builder,
         }
     };
-    let expected = trained(build(&Run::plain()), Way::Whole);
+    let ways = [Way::Accumulated, Way::InParts, Way::Read];
+    let expected = ways.map(|way| trained(build(&Run::plain()), alike(way)));
     for run in Run::all(model(features).len()) {
-        for way in [Way::Accumulated, Way::InParts, Way::Read] {
+        for (way, expected) in ways.into_iter().zip(&expected) {
             let found = trained(build(&run), way);
             let what = format!("{way:?}, {run:?}: {features:?}");
             for (found, expected) in found.0.iter().zip(&expected.0) {
@@ -507,7 +514,7 @@ fn fault_what_remains_after_a_failed_part() {
             assert_same_bits(&flat(&mut pipeline), &start, "nothing was updated");
             step(&mut pipeline, Way::InParts, 0);
             let mut fresh = run.builder(model(features), 3).build().unwrap();
-            step(&mut fresh, Way::Whole, 0);
+            step(&mut fresh, alike(Way::InParts), 0);
             assert_same_bits(&flat(&mut pipeline), &flat(&mut fresh), &format!("{run:?}"));
         }
     }
