@@ -82,7 +82,8 @@ fn step(pipeline: &mut Pipeline, way: Way, seed: u64) -> (u64, u64) {
 }
 
 /// The way of one stage that has the bits of `way`: whole steps. On GPUs the loss of a caller, who
-/// computes it on the CPU, rounds differently from the pipeline's, so the caller's is compared with.
+/// computes it on the CPU, rounds differently from the pipeline's. There it is compared with a
+/// caller's.
 fn alike(way: Way) -> Way {
     if common::on_gpus() && way != Way::Accumulated { Way::InParts } else { Way::Whole }
 }
