@@ -85,10 +85,10 @@ pub fn pool(x: &Tensor, windows: &Windows, pooling: Pooling) -> Result<Tensor> {
     adopt(y).ok_or_else(|| Error("pooling gave no tensor".into()))
 }
 
-/// Every second pixel of `x` `[samples, channels, height, width]` in both directions, from pixel
-/// `from` on, which is 0 or 1: `[samples, channels, (height + 1) / 2, (width + 1) / 2]` in
-/// the layout of `x`, which its gradient has, too. Beyond the border is 0. Takes any dtype and
-/// device.
+/// Every second pixel of `x` `[samples, channels, height, width]` in both directions. The first is
+/// pixel `from`, which is 0 or 1. The result is `[samples, channels, (height + 1) / 2, (width + 1) /
+/// 2]`, with 0 beyond the border. It has the layout of `x`, and so has the gradient. Takes any dtype
+/// and device.
 ///
 /// # Errors
 /// Tensors that are no images; out of memory.
