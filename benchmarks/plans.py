@@ -430,14 +430,14 @@ def summary(parts):
         theirs = " / ".join(peers)
         pairs = [median(over(raw, f"peer {name}", f"{name} M=8")) for name in peers_of(raw)]
         alike = between(min(pairs), max(pairs), 2) if pairs else ""
-        cells = [*with_range(steps_of(raw, AUTO)), best, *with_interval(ratios), verdict, theirs, alike]
+        cells = [*with_range(steps_of(raw, AUTO)), best, *with_interval(ratios), verdict]
+        cells += [theirs, alike]
         rows.append([f"`{raw['workload']}`", chosen(raw), *cells])
     what = (
         "`auto` is what `gpipe plan --schedule auto` chose for two cores. It is beside all other"
         " schedules, threads and replicas: asked is that none takes less than 0.97 of its step."
-        " PyTorch's step over that of `auto` is on two threads, compiled on two threads, and of the"
-        " fastest schedule of torch.distributed.pipelining; empty where the run had no such peers."
-        " The last column is PyTorch's step over ours, of the schedules that both have."
+        " PyTorch over `auto`: on two threads, compiled, and its fastest schedule, where the run"
+        " had them. The last column: PyTorch over gpipe, of the schedules that both have."
     )
     header = ["workload", "`auto`", "step, ms", "least .. most", "fastest other"]
     header += ["its step over `auto`'s", "interval", "verdict", "PyTorch / `auto`", "same schedule"]

@@ -86,9 +86,8 @@ pub fn pool(x: &Tensor, windows: &Windows, pooling: Pooling) -> Result<Tensor> {
 }
 
 /// Every second pixel of `x` `[samples, channels, height, width]` in both directions. The first is
-/// pixel `from`, which is 0 or 1. The result is `[samples, channels, (height + 1) / 2, (width + 1) /
-/// 2]`, with 0 beyond the border. It has the layout of `x`, and so has the gradient. Takes any dtype
-/// and device.
+/// pixel `from`, which is 0 or 1. Height and width are halved and rounded up, and 0 is beyond the
+/// border. Result and gradient have the layout of `x`. Takes any dtype and device.
 ///
 /// # Errors
 /// Tensors that are no images; out of memory.

@@ -407,8 +407,8 @@ impl Forward<'_> {
     }
 
     /// Every second pixel of `x` `[samples, channels, height, width]` in both directions. The first
-    /// is pixel `from`, which is 0 or 1. Height and width are halved and rounded up, and 0 is beyond
-    /// the border. Differentiable once.
+    /// is pixel `from`, which is 0 or 1. Height and width are halved and rounded up, and 0 is
+    /// beyond the border. Differentiable once.
     ///
     /// # Errors
     /// If `x` are no images.
