@@ -42,41 +42,63 @@ int64_t block_of(const Pixels &pixels) {
   return most(16, least(128, 8192 / most(1, pixels.all)));
 }
 
-void statistics(Pixels pixels, const float *x, double eps, float *mean, float *inverse) {
+// Some pixels and a group of channels, in `n` registers of `count` channels each.
+template <int64_t n> struct Block {
+  int64_t first, rows;  // the first pixel, and how many
+  int64_t at, count;    // the first channel
+  int64_t all;          // channels of a pixel
+
+  // Calls `work(place, i)` with the offset of each pixel's register `i`.
+  template <typename Work> void visit(Work &&work) const {
+    for (int64_t row = first; row < first + rows; row++)
+      for (int64_t i = 0; i < n; i++)
+        work(row * all + at + i * Vec::size(), i);
+  }
+  // Calls `work(channel, i)` with the first channel of each register.
+  template <typename Work> void channels(Work &&work) const {
+    for (int64_t i = 0; i < n; i++)
+      work(at + i * Vec::size(), i);
+  }
+};
+
+// Calls `work(block, registers)` for each block of pixels and each group of its channels.
+template <typename Work> void each_block(const Pixels &pixels, Work &&work) {
   const int64_t block = block_of(pixels);
   for (int64_t row = 0; row < pixels.rows; row += block) {
     const int64_t rows = least(block, pixels.rows - row);
-    const float *from = x + row * pixels.all;
-    const float own = static_cast<float>(rows), before = static_cast<float>(row);
-    const float part = own / (before + own);
-    const Vec each(1.0f / own), share(part), between(before * part);
     groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
-      constexpr int64_t n = decltype(registers)::size;
-      Vec sums[n], squares[n];
-      for (int64_t i = 0; i < n; i++)
-        sums[i] = squares[i] = Vec(0.0f);
-      for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++)
-          sums[i] = sums[i] + read(from + r * pixels.all + at + i * Vec::size(), count);
-      for (int64_t i = 0; i < n; i++)
-        sums[i] = sums[i] * each;
-      for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) {
-          const Vec apart = read(from + r * pixels.all + at + i * Vec::size(), count) - sums[i];
-          squares[i] = squares[i] + apart * apart;
-        }
-      for (int64_t i = 0; i < n; i++) {
-        float *to_mean = mean + at + i * Vec::size(), *to_squares = inverse + at + i * Vec::size();
-        if (row > 0) {
-          const Vec had = read(to_mean, count), apart = sums[i] - had;
-          squares[i] = read(to_squares, count) + squares[i] + apart * apart * between;
-          sums[i] = had + apart * share;
-        }
-        write(to_mean, sums[i], count);
-        write(to_squares, squares[i], count);
-      }
+      work(Block<decltype(registers)::size>{row, rows, at, count, pixels.all}, registers);
     });
   }
+}
+
+void statistics(Pixels pixels, const float *x, double eps, float *mean, float *inverse) {
+  each_block(pixels, [&](const auto &block, auto registers) {
+    constexpr int64_t n = decltype(registers)::size;
+    const float own = static_cast<float>(block.rows), before = static_cast<float>(block.first);
+    const float part = own / (before + own);
+    const Vec each(1.0f / own), share(part), between(before * part);
+    Vec sums[n], squares[n];
+    for (int64_t i = 0; i < n; i++)
+      sums[i] = squares[i] = Vec(0.0f);
+    block.visit([&](int64_t place, int64_t i) { sums[i] = sums[i] + read(x + place, block.count); });
+    for (int64_t i = 0; i < n; i++)
+      sums[i] = sums[i] * each;
+    block.visit([&](int64_t place, int64_t i) {
+      const Vec apart = read(x + place, block.count) - sums[i];
+      squares[i] = squares[i] + apart * apart;
+    });
+    block.channels([&](int64_t channel, int64_t i) {
+      if (block.first > 0) {
+        const Vec had = read(mean + channel, block.count), apart = sums[i] - had;
+        const Vec had_squares = read(inverse + channel, block.count);
+        squares[i] = had_squares + squares[i] + apart * apart * between;
+        sums[i] = had + apart * share;
+      }
+      write(mean + channel, sums[i], block.count);
+      write(inverse + channel, squares[i], block.count);
+    });
+  });
   const double rows = static_cast<double>(pixels.rows);
   for (int64_t at = 0; at < pixels.channels; at++) {
     // As in libtorch: without a variance and an eps the inverse is 0.
@@ -88,103 +110,80 @@ void statistics(Pixels pixels, const float *x, double eps, float *mean, float *i
 // The vectors of a batch norm in registers.
 template <int64_t n> struct Channels {
   Vec mean[n], inverse[n], scale[n], bias[n];
-  Channels(const Norm &norm, int64_t at, int64_t count) {
-    for (int64_t i = 0; i < n; i++, at += Vec::size()) {
-      mean[i] = read(norm.mean + at, count);
-      inverse[i] = read(norm.inverse + at, count);
-      scale[i] = inverse[i] * read(norm.weight + at, count);
-      bias[i] = read(norm.bias + at, count);
-    }
+  bool relu;
+  Channels(const Norm &norm, const Block<n> &block, bool relu) : relu(relu) {
+    block.channels([&](int64_t channel, int64_t i) {
+      mean[i] = read(norm.mean + channel, block.count);
+      inverse[i] = read(norm.inverse + channel, block.count);
+      scale[i] = inverse[i] * read(norm.weight + channel, block.count);
+      bias[i] = read(norm.bias + channel, block.count);
+    });
   }
+  // Without weight and bias.
+  Vec plain(Vec x, int64_t i) const { return (x - mean[i]) * inverse[i]; }
   Vec normed(Vec x, int64_t i) const { return (x - mean[i]) * scale[i] + bias[i]; }
+  Vec active(Vec x, int64_t i) const {
+    return relu ? at::vec::maximum(normed(x, i), Vec(0.0f)) : normed(x, i);
+  }
   // What ReLU leaves of a gradient.
   Vec passed(Vec dy, Vec x, int64_t i) const {
-    return Vec::blendv(dy, Vec(0.0f), normed(x, i) <= Vec(0.0f));
+    return relu ? Vec::blendv(dy, Vec(0.0f), normed(x, i) <= Vec(0.0f)) : dy;
   }
 };
 
 void normalise(Pixels pixels, const float *x, Norm norm, bool relu, float *y) {
-  const int64_t block = block_of(pixels);
-  for (int64_t row = 0; row < pixels.rows; row += block) {
-    const int64_t rows = least(block, pixels.rows - row);
-    groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
-      constexpr int64_t n = decltype(registers)::size;
-      const Channels<n> own(norm, at, count);
-      const int64_t first = row * pixels.all + at;
-      for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) {
-          const int64_t place = first + r * pixels.all + i * Vec::size();
-          const Vec value = own.normed(read(x + place, count), i);
-          write(y + place, relu ? at::vec::maximum(value, Vec(0.0f)) : value, count);
-        }
+  each_block(pixels, [&](const auto &block, auto registers) {
+    const Channels<decltype(registers)::size> own(norm, block, relu);
+    block.visit([&](int64_t place, int64_t i) {
+      write(y + place, own.active(read(x + place, block.count), i), block.count);
     });
-  }
+  });
 }
 
 void norm_sums(Pixels pixels, const float *dy, const float *x, Norm norm, bool relu,
                float *dweight, float *dbias) {
-  const int64_t block = block_of(pixels);
-  for (int64_t row = 0; row < pixels.rows; row += block) {
-    const int64_t rows = least(block, pixels.rows - row);
-    groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
-      constexpr int64_t n = decltype(registers)::size;
-      const Channels<n> own(norm, at, count);
-      Vec sums[n], products[n];
-      for (int64_t i = 0; i < n; i++)
-        sums[i] = products[i] = Vec(0.0f);
-      const int64_t first = row * pixels.all + at;
-      for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) {
-          const int64_t place = first + r * pixels.all + i * Vec::size();
-          const Vec value = read(x + place, count);
-          Vec given = read(dy + place, count);
-          if (relu)
-            given = own.passed(given, value, i);
-          sums[i] = sums[i] + given;
-          products[i] = products[i] + given * ((value - own.mean[i]) * own.inverse[i]);
-        }
-      for (int64_t i = 0; i < n; i++) {
-        float *to_weight = dweight + at + i * Vec::size(), *to_bias = dbias + at + i * Vec::size();
-        if (row > 0) {
-          products[i] = read(to_weight, count) + products[i];
-          sums[i] = read(to_bias, count) + sums[i];
-        }
-        write(to_weight, products[i], count);
-        write(to_bias, sums[i], count);
-      }
+  each_block(pixels, [&](const auto &block, auto registers) {
+    constexpr int64_t n = decltype(registers)::size;
+    const Channels<n> own(norm, block, relu);
+    Vec sums[n], products[n];
+    for (int64_t i = 0; i < n; i++)
+      sums[i] = products[i] = Vec(0.0f);
+    block.visit([&](int64_t place, int64_t i) {
+      const Vec value = read(x + place, block.count);
+      const Vec given = own.passed(read(dy + place, block.count), value, i);
+      sums[i] = sums[i] + given;
+      products[i] = products[i] + given * own.plain(value, i);
     });
-  }
+    block.channels([&](int64_t channel, int64_t i) {
+      if (block.first > 0) {
+        products[i] = read(dweight + channel, block.count) + products[i];
+        sums[i] = read(dbias + channel, block.count) + sums[i];
+      }
+      write(dweight + channel, products[i], block.count);
+      write(dbias + channel, sums[i], block.count);
+    });
+  });
 }
 
 // With n = (x - mean) inverse: dx = inverse weight (dy - mean(dy) - n mean(dy n)).
 void norm_backward(Pixels pixels, const float *dy, const float *x, Norm norm, bool relu,
                    const float *dweight, const float *dbias, float *dx) {
-  const int64_t block = block_of(pixels);
   const Vec each(1.0f / static_cast<float>(pixels.rows));
-  for (int64_t row = 0; row < pixels.rows; row += block) {
-    const int64_t rows = least(block, pixels.rows - row);
-    groups(pixels.channels, [&](int64_t at, int64_t count, auto registers) {
-      constexpr int64_t n = decltype(registers)::size;
-      const Channels<n> own(norm, at, count);
-      Vec given_mean[n], product_mean[n];
-      for (int64_t i = 0; i < n; i++) {
-        given_mean[i] = read(dbias + at + i * Vec::size(), count) * each;
-        product_mean[i] = read(dweight + at + i * Vec::size(), count) * each;
-      }
-      const int64_t first = row * pixels.all + at;
-      for (int64_t r = 0; r < rows; r++)
-        for (int64_t i = 0; i < n; i++) {
-          const int64_t place = first + r * pixels.all + i * Vec::size();
-          const Vec value = read(x + place, count);
-          Vec given = read(dy + place, count);
-          if (relu)
-            given = own.passed(given, value, i);
-          const Vec normed = (value - own.mean[i]) * own.inverse[i];
-          write(dx + place, (given - given_mean[i] - normed * product_mean[i]) * own.scale[i],
-                count);
-        }
+  each_block(pixels, [&](const auto &block, auto registers) {
+    constexpr int64_t n = decltype(registers)::size;
+    const Channels<n> own(norm, block, relu);
+    Vec given_mean[n], product_mean[n];
+    block.channels([&](int64_t channel, int64_t i) {
+      given_mean[i] = read(dbias + channel, block.count) * each;
+      product_mean[i] = read(dweight + channel, block.count) * each;
     });
-  }
+    block.visit([&](int64_t place, int64_t i) {
+      const Vec value = read(x + place, block.count);
+      const Vec given = own.passed(read(dy + place, block.count), value, i);
+      const Vec apart = given - given_mean[i] - own.plain(value, i) * product_mean[i];
+      write(dx + place, apart * own.scale[i], block.count);
+    });
+  });
 }
 
 // A window of one image: where its value goes, and which pixels of the image it covers.
