@@ -4,6 +4,30 @@ use std::path::{Path, PathBuf};
 
 /// The version that tch 0.24 and the bridge are written for.
 const LIBTORCH: &str = "2.11.0";
+/// What is compiled once: `cpp/NAME.cc`.
+const SOURCES: &[&str] = &[
+    "allocator",
+    "attention",
+    "c10d",
+    "convolution",
+    "custom",
+    "device",
+    "fused",
+    "gpu_group",
+    "images",
+    "kernels",
+    "layout",
+    "ledger",
+    "linear",
+    "loss",
+    "offload",
+    "op_cache",
+    "optim",
+    "product",
+    "random",
+    "split",
+    "vjp",
+];
 
 fn main() {
     if std::env::var_os("CARGO_FEATURE_DOC_ONLY").is_some() {
@@ -34,27 +58,7 @@ fn main() {
         }
     }
     bridge
-        .file("cpp/vjp.cc")
-        .file("cpp/split.cc")
-        .file("cpp/allocator.cc")
-        .file("cpp/attention.cc")
-        .file("cpp/device.cc")
-        .file("cpp/layout.cc")
-        .file("cpp/convolution.cc")
-        .file("cpp/custom.cc")
-        .file("cpp/fused.cc")
-        .file("cpp/gpu_group.cc")
-        .file("cpp/images.cc")
-        .file("cpp/kernels.cc")
-        .file("cpp/ledger.cc")
-        .file("cpp/linear.cc")
-        .file("cpp/loss.cc")
-        .file("cpp/offload.cc")
-        .file("cpp/op_cache.cc")
-        .file("cpp/optim.cc")
-        .file("cpp/c10d.cc")
-        .file("cpp/product.cc")
-        .file("cpp/random.cc")
+        .files(SOURCES.iter().map(|name| format!("cpp/{name}.cc")))
         .includes([torch.join("include"), PathBuf::from("cpp")])
         // c10d's headers include headers from here.
         .include(torch.join("include/torch/csrc/api/include"))
