@@ -26,6 +26,7 @@ const SOURCES: &[&str] = &[
     "product",
     "random",
     "split",
+    "threads",
     "vjp",
 ];
 
@@ -68,6 +69,8 @@ fn main() {
         .define("NDEBUG", None)
         .flag_if_supported("-Wno-unused-parameter")
         .flag_if_supported("-Wno-sign-compare")
+        // at::parallel_for is a plain loop without it. The runtime is the one that libtorch has.
+        .flag("-fopenmp")
         .opt_level(2)
         // Debug information of the headers would add a hundred megabytes to everything that links
         // with this.
@@ -86,6 +89,7 @@ fn main() {
     println!("cargo:libtorch_lib={}", lib.display());
     println!("cargo:rustc-env=GPIPE_LIBTORCH_LIB={}", lib.display());
     println!("cargo:rustc-link-search=native={}", lib.display());
+    println!("cargo:rustc-link-lib=dylib:+verbatim=libgomp.so.1");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
 }
 
@@ -106,7 +110,12 @@ fn compile_kernels(torch: &Path) {
         let mut build = cc::Build::new();
         build
             .cpp(true)
-            .files(["cpp/attention_kernels.cc", "cpp/fused_kernels.cc", "cpp/image_kernels.cc"])
+            .files([
+                "cpp/attention_kernels.cc",
+                "cpp/fused_kernels.cc",
+                "cpp/image_kernels.cc",
+                "cpp/product_kernels.cc",
+            ])
             .include(torch.join("include"))
             .std("c++17")
             .define("_GLIBCXX_USE_CXX11_ABI", "1")
@@ -117,6 +126,7 @@ fn compile_kernels(torch: &Path) {
             .define("GPIPE_BFLOAT16", &*format!("fused_bfloat16_{name}"))
             .define("GPIPE_ATTENTION_FLOAT", &*format!("attention_float_{name}"))
             .define("GPIPE_ATTENTION_BFLOAT16", &*format!("attention_bfloat16_{name}"))
+            .define("GPIPE_PRODUCTS", &*format!("products_{name}"))
             .define("GPIPE_IMAGES", &*format!("images_{name}"))
             // Products and sums are rounded one by one, as by libtorch's separate operations.
             .flag("-ffp-contract=off")

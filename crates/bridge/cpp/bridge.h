@@ -120,6 +120,9 @@ rust::Vec<Address> custom(rust::Slice<const Address> inputs, rust::Slice<const A
 bool can_attend(Address q, Address k);
 Address fused_attention(Address q, Address k, Address v, int64_t window);
 
+// threads.cc
+void set_threads(int32_t count);
+
 // fused.cc
 bool can_fuse(Address x);
 Address fused_rms_norm(Address x, Address w, double eps);

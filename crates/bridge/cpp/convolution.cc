@@ -5,13 +5,15 @@
 // times the arithmetic. A 1x1 convolution is a matrix product. Channels-last memory already has the
 // product's rows, and the product takes the weight as it is.
 #include "gpipe-bridge/src/ffi.rs.h"
+#include "kernels.h"
+#include "ledger.h"
 #include "op_cache.h"
 #include "product.h"
 #include <ATen/ops/conv2d.h>
 #include <ATen/ops/convolution_backward.h>
-#include <ATen/ops/linear.h>
 #include <ATen/ops/empty.h>
 #include <torch/csrc/autograd/custom_function.h>
+#include <algorithm>
 
 namespace gpipe {
 
@@ -20,14 +22,6 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
-
-bool takes_onednn(const at::Tensor &x, const at::Tensor &w, bool onednn) {
-  return onednn && x.numel() * w.size(0) >= kMultiplicationsMin;
-}
-
-at::Tensor product(const at::Tensor &x, const at::Tensor &w, bool onednn) {
-  return takes_onednn(x, w, onednn) ? onednn_product(x, w, {}) : at::linear(x, w);
-}
 
 // Every stride-th pixel in both directions.
 at::Tensor pixels(const at::Tensor &x, at::IntArrayRef stride) {
@@ -51,9 +45,11 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
     context->save_for_backward({used, w});
     context->saved_data["sizes"] = x.sizes();
     context->saved_data["stride"] = stride;
-    context->saved_data["onednn"] = onednn;
+    const at::Tensor x_rows = rows(used), weight = w.flatten(1);
+    const Products by = products_for(x_rows.sizes(), x_rows, weight, onednn);
+    context->saved_data["by"] = static_cast<int64_t>(by);
     return remembered({used.size(0), w.size(0), used.size(2), used.size(3)},
-                      [&] { return images(product(rows(used), w.flatten(1), onednn), used); });
+                      [&] { return images(product(by, x_rows, weight, {}), used); });
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
@@ -61,11 +57,11 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
     at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
     const at::Tensor &used = saved[0], &w = saved[1];
-    const bool onednn = context->saved_data["onednn"].toBool();
+    const auto by = static_cast<Products>(context->saved_data["by"].toInt());
     const at::Tensor g = rows(grads[0].contiguous(kChannelsLast));
     at::Tensor dx, dw;
     if (context->needs_input_grad(0)) {
-      dx = images(product(g, w.flatten(1).t(), onednn), used);
+      dx = images(input_gradient(by, g, w.flatten(1)), used);
       const auto sizes = context->saved_data["sizes"].toIntVector();
       if (dx.sizes() != at::IntArrayRef(sizes)) {
         // at::zeros ignores a memory format.
@@ -74,13 +70,134 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
         dx = all;
       }
     }
-    if (context->needs_input_grad(1)) {
-      const at::Tensor columns = g.t(), inputs = rows(used).t();
-      const bool own = takes_onednn(columns, inputs, onednn);
-      dw = own ? onednn_product(transposed(g, nullptr), inputs, {}) : at::linear(columns, inputs);
-      dw = dw.view(w.sizes());
-    }
+    if (context->needs_input_grad(1))
+      dw = weight_gradient(by, g, rows(used), nullptr).view(w.sizes());
     return {dx, dw, at::Tensor(), at::Tensor()};
+  }
+};
+
+// A kernel's positions over images of one size.
+struct Positions {
+  int64_t samples, channels, height, width, out_height, out_width;
+  int64_t kernel[2], stride[2], padding[2], dilation[2];
+
+  int64_t rows() const { return samples * out_height * out_width; }
+  int64_t size() const { return kernel[0] * kernel[1]; }
+
+  // Calls `work(patch, pixel, number)` for each position and each element of the kernel: the
+  // offsets of the patch and of the pixel, and the element's number. The pixel is -1 beyond the
+  // border. Samples are divided among threads.
+  template <typename Work> void visit(Work &&work) const {
+    const int64_t each = out_height * out_width * size() * channels;
+    at::parallel_for(0, samples, grain_of_rows(each), [&](int64_t begin, int64_t end) {
+      int64_t patch = begin * out_height * out_width * size() * channels;
+      for (int64_t sample = begin; sample < end; sample++)
+        for (int64_t i = 0; i < out_height; i++)
+          for (int64_t j = 0; j < out_width; j++, patch += size() * channels)
+            for (int64_t number = 0; number < size(); number++) {
+              const int64_t row = i * stride[0] - padding[0] + number / kernel[1] * dilation[0];
+              const int64_t column = j * stride[1] - padding[1] + number % kernel[1] * dilation[1];
+              const bool inside = row >= 0 && row < height && column >= 0 && column < width;
+              const int64_t pixel = (sample * height + row) * width + column;
+              work(patch, inside ? pixel * channels : -1, number);
+            }
+    });
+  }
+};
+
+// A convolution of few pixels, as a product. The patches under the kernel's positions are copied
+// into rows [position, channel, element of the kernel], which fit the weight as it lies in memory.
+struct Patches : torch::autograd::Function<Patches> {
+  // Up to as many positions, the copies cost less than oneDNN's of the weight.
+  static constexpr int64_t kPositionsMax = 256;
+
+  static at::Tensor gathered(const Positions &own, const at::Tensor &x) {
+    const int64_t size = own.size(), channels = own.channels;
+    at::Tensor patches = at::empty({own.rows(), channels * size}, x.options());
+    RECORD_USER_SCOPE_WITH_INPUTS("gpipe::patches", moved(x, patches));
+    const float *from = x.const_data_ptr<float>();
+    float *to = patches.mutable_data_ptr<float>();
+    own.visit([&](int64_t patch, int64_t pixel, int64_t number) {
+      float *place = to + patch + number;
+      for (int64_t channel = 0; channel < channels; channel++)
+        place[channel * size] = pixel < 0 ? 0.0f : from[pixel + channel];
+    });
+    return patches;
+  }
+
+  static at::Tensor scattered(const Positions &own, const at::Tensor &patches) {
+    const int64_t size = own.size(), channels = own.channels;
+    at::Tensor x = at::empty({own.samples, channels, own.height, own.width}, patches.options(),
+                             kChannelsLast)
+                       .zero_();
+    RECORD_USER_SCOPE_WITH_INPUTS("gpipe::patches", moved(patches, x));
+    const float *from = patches.const_data_ptr<float>();
+    float *to = x.mutable_data_ptr<float>();
+    own.visit([&](int64_t patch, int64_t pixel, int64_t number) {
+      const float *place = from + patch + number;
+      for (int64_t channel = 0; pixel >= 0 && channel < channels; channel++)
+        to[pixel + channel] += place[channel * size];
+    });
+    return x;
+  }
+
+  // Whether this convolution is one of few pixels.
+  static bool takes(const Positions &own, const at::Tensor &x, const at::Tensor &w) {
+    // One by one first: a product of hostile sizes may wrap around.
+    const auto is_few = [](int64_t count) { return count > 0 && count <= kPositionsMax; };
+    return is_few(own.samples) && is_few(own.out_height) && is_few(own.out_width) &&
+           is_few(own.rows()) && w.is_contiguous() && w.numel() > 0 && x.numel() > 0 &&
+           own.channels * own.size() % kColumnStep == 0;
+  }
+
+  static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
+                            const Positions &own) {
+    at::AutoDispatchBelowADInplaceOrView below;
+    context->save_for_backward({x, w});
+    context->saved_data["stride"] = at::IntArrayRef(own.stride);
+    context->saved_data["padding"] = at::IntArrayRef(own.padding);
+    context->saved_data["dilation"] = at::IntArrayRef(own.dilation);
+    const at::Tensor weight = w.flatten(1);
+    const Products by = products_for({own.rows(), weight.size(1)}, x, weight, true);
+    context->saved_data["by"] = static_cast<int64_t>(by);
+    return remembered({own.samples, w.size(0), own.out_height, own.out_width}, [&] {
+      const at::Tensor y = product(by, gathered(own, x), weight, {});
+      return y.view({own.samples, own.out_height, own.out_width, w.size(0)}).permute({0, 3, 1, 2});
+    });
+  }
+
+  static variable_list backward(AutogradContext *context, variable_list grads) {
+    differentiable_once();
+    at::NoGradGuard no_grad;
+    const auto saved = context->get_saved_variables();
+    const at::Tensor &x = saved[0], &w = saved[1];
+    const auto list = [&](const char *name) { return context->saved_data[name].toIntVector(); };
+    const Positions own = positions_of(x, w, list("stride"), list("padding"), list("dilation"));
+    const at::Tensor g = rows(grads[0].contiguous(kChannelsLast)), weight = w.flatten(1);
+    const auto by = static_cast<Products>(context->saved_data["by"].toInt());
+    at::Tensor dx, dw;
+    if (context->needs_input_grad(0))
+      dx = scattered(own, input_gradient(by, g, weight));
+    if (context->needs_input_grad(1))
+      dw = weight_gradient(by, g, gathered(own, x), nullptr).view(w.sizes());
+    return {dx, dw, at::Tensor()};
+  }
+
+  static Positions positions_of(const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stride,
+                             at::IntArrayRef padding, at::IntArrayRef dilation) {
+    Positions own{x.size(0), x.size(1), x.size(2), x.size(3), 0, 0, {}, {}, {}, {}};
+    int64_t counts[2];
+    for (int i = 0; i < 2; i++) {
+      own.kernel[i] = w.size(2 + i);
+      own.stride[i] = stride[i];
+      own.padding[i] = padding[i];
+      own.dilation[i] = dilation[i];
+      const int64_t free = x.size(2 + i) + 2 * padding[i] - dilation[i] * (w.size(2 + i) - 1) - 1;
+      counts[i] = free < 0 ? 0 : free / stride[i] + 1; // with 0, conv2d reports what is wrong
+    }
+    own.out_height = counts[0];
+    own.out_width = counts[1];
+    return own;
   }
 };
 
@@ -150,7 +267,19 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
       w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
   if (pointwise && w.device().is_cpu() && w.scalar_type() == at::kFloat)
     return give(Pointwise::apply(x, w, at::IntArrayRef(steps), onednn));
-  return spatial(x.contiguous(kChannelsLast));
+  const at::Tensor from = x.contiguous(kChannelsLast);
+  // Other arguments go to conv2d, which reports what is wrong.
+  const auto are_in = [](rust::Slice<const int64_t> all, int64_t least) {
+    return std::all_of(all.begin(), all.end(),
+                       [&](int64_t one) { return one >= least && one <= INT32_MAX; });
+  };
+  if (onednn && groups == 1 && fits && are_in(padding, 0) && are_in(dilation, 1) &&
+      w.device().is_cpu() && w.scalar_type() == at::kFloat) {
+    const Positions own = Patches::positions_of(from, w, steps, list(padding), list(dilation));
+    if (Patches::takes(own, from, w))
+      return give(Patches::apply(from, w, own));
+  }
+  return spatial(from);
 }
 
 } // namespace gpipe

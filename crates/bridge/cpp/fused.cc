@@ -54,7 +54,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
       dx = at::empty_like(x);
     // Each thread has a sum of its own. They are added in the threads' order.
     if (wants_w)
-      sums = at::zeros({at::get_num_threads(), size}, x.options().dtype(at::kFloat));
+      sums = at::zeros({threads(), size}, x.options().dtype(at::kFloat));
     RECORD_USER_SCOPE_WITH_INPUTS("gpipe::rms_norm", moved(x, dy, dx));
     by_dtype(x.scalar_type(), [&](auto kind) {
       using T = decltype(kind);

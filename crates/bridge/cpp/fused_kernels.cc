@@ -1,6 +1,7 @@
 // Compiled once for each width of vector registers (build.rs).
 #include "fused_kernels.h"
 #include "kernel_vectors.h"
+#include <algorithm>
 #include <cmath>
 
 namespace gpipe {
@@ -148,6 +149,22 @@ inline void add_rows(const float *x, int64_t stride, int64_t count, float *sums)
   (Vec::loadu(sums) + sum).store(sums);
 }
 
+// Transposes `count` rows, 16 at a time. Rows are far apart in both matrices, so the processor does
+// not foresee which are next: those are asked for early.
+inline void transposed_block(const float *x, int64_t stride, int64_t count, int64_t wide, float *to,
+                             int64_t rows) {
+  constexpr int64_t kRows = 16, kLine = 16;
+  for (int64_t row = 0; row < count; row += kRows) {
+    const int64_t next = row + kRows, last = std::min(next + kRows, count);
+    for (int64_t at = next; at < last; at++)
+      for (int64_t i = 0; i < wide; i += kLine)
+        __builtin_prefetch(x + at * stride + i, /*rw=*/0, /*locality=*/2);
+    for (int64_t i = 0; i < wide && next < count; i++)
+      __builtin_prefetch(to + i * rows + next, /*rw=*/1, /*locality=*/2);
+    transpose(x + row * stride, stride, std::min(kRows, count - row), wide, to + row, rows);
+  }
+}
+
 // Blocks of 128 rows and 64 columns: small enough for the cache, and each page of memory is visited
 // for more than one cache line. Sums are of a block's rows, and of the blocks in turn: so rounding
 // errors grow with the number of blocks and with their length, not with their product.
@@ -162,7 +179,7 @@ void transposed(const float *x, int64_t stride, int64_t rows, int64_t columns, f
     for (int64_t row = 0; row < rows; row += kRows) {
       const int64_t count = rows - row < kRows ? rows - row : kRows;
       const float *from = x + row * stride + column;
-      transpose(from, stride, count, wide, to + column * rows + row, rows);
+      transposed_block(from, stride, count, wide, to + column * rows + row, rows);
       if (!sums)
         continue;
       int64_t i = 0;

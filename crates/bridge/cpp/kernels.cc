@@ -10,6 +10,7 @@ extern const AttentionKernels<float> attention_float_plain, attention_float_avx2
 extern const AttentionKernels<c10::BFloat16> attention_bfloat16_plain, attention_bfloat16_avx2,
     attention_bfloat16_avx512;
 extern const ImageKernels images_plain, images_avx2, images_avx512;
+extern const ProductKernels products_plain, products_avx2, products_avx512;
 
 namespace {
 
@@ -48,5 +49,6 @@ template <> const AttentionKernels<c10::BFloat16> &attention_kernels() {
   GPIPE_BY_WIDTH(attention_bfloat16);
 }
 const ImageKernels &image_kernels() { GPIPE_BY_WIDTH(images); }
+const ProductKernels &product_kernels() { GPIPE_BY_WIDTH(products); }
 
 } // namespace gpipe

@@ -3,6 +3,7 @@
 #include "attention_kernels.h"
 #include "fused_kernels.h"
 #include "image_kernels.h"
+#include "product_kernels.h"
 #include <ATen/Parallel.h>
 #include <algorithm>
 #include <c10/core/ScalarType.h>
@@ -14,6 +15,7 @@ namespace gpipe {
 template <typename T> const FusedKernels<T> &fused_kernels();
 template <typename T> const AttentionKernels<T> &attention_kernels();
 const ImageKernels &image_kernels();
+const ProductKernels &product_kernels();
 
 // Elements for which another thread is worth its start, as in libtorch.
 constexpr int64_t kGrain = 32768;
@@ -22,6 +24,11 @@ constexpr int64_t kGrain = 32768;
 inline int64_t grain_of_rows(int64_t size) {
   return std::max<int64_t>(1, kGrain / std::max<int64_t>(1, size));
 }
+
+// threads.cc
+// How many threads at::parallel_for divides work among at most. at::get_thread_num() is below this
+// in its calls.
+int64_t threads();
 
 // Calls `call` with a value of the dtype.
 template <typename Call> void by_dtype(at::ScalarType dtype, Call &&call) {

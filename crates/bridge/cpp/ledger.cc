@@ -130,6 +130,14 @@ void count_operations(Open &own, std::string_view name,
       return;
     own.flops_each = 2.0 * static_cast<double>(w.numel()) / w.size(0);
     shapes(x, w);
+  } else if (name == "gpipe::product" || name == "gpipe::product backward") {
+    const at::Tensor a = tensor_at(inputs, 0), b = tensor_at(inputs, 1);
+    if (!a.defined() || !b.defined() || b.dim() != 2)
+      return;
+    // [rows, inputs] and [outputs, inputs]; backwards, the last axis of b is not summed over.
+    const int64_t others = name == "gpipe::product" ? b.size(0) : b.size(1);
+    own.flops = 2.0 * static_cast<double>(a.numel()) * others;
+    shapes(a, b);
   } else if (starts_with(name, "gpipe::attention") ||
              (starts_with(name, "aten::_scaled_dot_product_") && name.find("math") == name.npos)) {
     const bool backward = name.find("backward") != name.npos;

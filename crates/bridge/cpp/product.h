@@ -1,4 +1,5 @@
-// A float32 matrix product through oneDNN, used by affine maps and 1x1 convolutions.
+// Float32 matrix products of affine maps and convolutions, and their gradients, through one of
+// three kernels: ATen's, oneDNN's, or ours for few rows (product_kernels.h).
 #pragma once
 #include "bridge.h"
 #include <ATen/core/grad_mode.h>
@@ -6,17 +7,25 @@
 
 namespace gpipe {
 
-// With fewer multiplications, oneDNN's kernel lookup costs more than its kernel saves.
-constexpr int64_t kMultiplicationsMin = int64_t{1} << 20;
+// Which kernels compute a product and its gradients.
+enum class Products : int64_t { Aten, OneDnn, FewRows };
 
-// x [rows, in], w [out, in], bias [out] -> [rows, out]. x and w may be transposed views.
-at::Tensor onednn_product(const at::Tensor &x, const at::Tensor &w,
-                          const std::optional<at::Tensor> &bias);
+// The kernels for x [rows, inputs] and w [outputs, inputs]. `onednn`: whether oneDNN is faster than
+// ATen on this processor. The choice depends on nothing but shapes, layouts, dtypes
+// and devices. `sizes` are those of x, whose memory may still have another shape.
+Products products_for(at::IntArrayRef sizes, const at::Tensor &x, const at::Tensor &w,
+                      bool onednn);
 
-// g^T of float32 g [rows, columns] without gaps, in memory of its own, and the sums of g's columns
-// where they are wanted. oneDNN's product takes no transposed first operand, and libtorch's copy of
-// one reads a number at a time.
-at::Tensor transposed(const at::Tensor &g, at::Tensor *sums);
+// y [rows, outputs] = x w^T + bias [outputs].
+at::Tensor product(Products by, const at::Tensor &x, const at::Tensor &w,
+                   const std::optional<at::Tensor> &bias);
+
+// dx [rows, inputs] = g [rows, outputs] w.
+at::Tensor input_gradient(Products by, const at::Tensor &g, const at::Tensor &w);
+
+// dw [outputs, inputs] = g^T x. Also the gradient of the bias, where `bias` is not null.
+at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x,
+                           at::Tensor *bias);
 
 // Call this at the start of a backward whose operations record no graph. Gradients of gradients
 // would otherwise silently lack a part.

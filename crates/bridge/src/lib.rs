@@ -17,6 +17,7 @@
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
 //! - [`random`]: generators keyed by what runs, for operators of libtorch
+//! - [`threads`]: how many threads share an operation
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
 //!
 //! Signatures are safe and thin. Tensors cross as addresses of `at::Tensor`, which is what tch
@@ -61,6 +62,7 @@ pub mod op_cache;
 pub mod optim;
 pub mod random;
 pub mod split;
+pub mod threads;
 pub mod vjp;
 
 /// A C++ exception as a value. The text is the exception's message, without its backtrace.

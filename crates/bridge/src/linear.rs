@@ -14,7 +14,9 @@ pub enum Kernels {
     /// ATen's products; images in channels-last layout, where a 1x1 convolution is a product; and
     /// the operations of [`crate::fused`].
     ChannelsLast,
-    /// Like `ChannelsLast`, with oneDNN's products from about a million multiplications up.
+    /// Like `ChannelsLast`. Products from about a million multiplications up are oneDNN's. Those of
+    /// at most 64 rows are of this crate. Convolutions of at most 256 positions are products of
+    /// copied patches.
     OneDnn,
 }
 

@@ -14,10 +14,8 @@ pub fn compute_on_this_thread_alone() {
 
 /// Lets `count` threads share each tensor operation of the calling thread.
 pub(crate) fn set(count: i32) {
-    // A thread's first query of the number adopts what was last set anywhere in the process, and
-    // would overwrite a number set before it.
-    let _ = tch::get_num_threads();
-    tch::set_num_threads(count);
+    let set = gpipe_bridge::threads::set(count);
+    debug_assert_eq!(set, Ok(()), "{count} threads");
 }
 
 #[cfg(test)]

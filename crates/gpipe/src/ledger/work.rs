@@ -7,7 +7,8 @@ use super::Phase;
 /// A kind of work of a training step.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Work {
-    /// Matrix products, also those of 1x1 convolutions in channels-last layout.
+    /// Matrix products, also those of 1x1 convolutions in channels-last layout, and of convolutions
+    /// of few positions.
     Products,
     /// Other convolutions.
     Convolutions,
@@ -30,7 +31,7 @@ pub enum Work {
     Masks,
     /// Conversions from one dtype to another.
     Casts,
-    /// Copies into another memory layout.
+    /// Copies into another memory layout, also of the patches under a convolution's kernel.
     Layouts,
     /// Other copies, and filling memory.
     Copies,
@@ -112,7 +113,9 @@ impl Work {
 }
 
 /// Our own scopes.
-const SCOPES: [(&str, Work); 10] = [
+const SCOPES: [(&str, Work); 12] = [
+    ("gpipe::product", Work::Products),
+    ("gpipe::patches", Work::Layouts),
     ("gpipe::batch_norm", Work::Norms),
     ("gpipe::pool", Work::Pooling),
     ("gpipe::attention", Work::Attention),

@@ -5,7 +5,7 @@ use tch::Kind;
 
 use super::{
     Node, Tape, Var, bytes,
-    operations::{FLOAT, INDEX, MULTIPLICATIONS_MIN},
+    operations::{COLUMN_STEP, FLOAT, INDEX, Products},
 };
 use crate::spec::TensorSpec;
 
@@ -19,6 +19,13 @@ pub struct Strides {
     pub strided: bool,
     /// Number of channel groups.
     pub groups: i64,
+}
+
+/// Most positions of a kernel for which the bridge copies the patches under it (`kPositionsMax`).
+const POSITIONS_MAX: f64 = 256.0;
+
+fn outputs_of(images: &TensorSpec) -> f64 {
+    images.shape.get(1).copied().unwrap_or(1).max(1) as f64
 }
 
 impl Tape {
@@ -49,6 +56,21 @@ impl Tape {
         let plain = !self.is_channels_last(x) && self.layouts_differ(x);
         if !pointwise {
             let node = if plain { node.saving_bytes(input) } else { node.saving(&[x]) };
+            let positions = output.elements() / outputs_of(&output);
+            let inputs = fan_in;
+            let is_few = self.kernels().are_onednn() && groups == 1;
+            if is_few && positions <= POSITIONS_MAX && inputs % COLUMN_STEP == 0 {
+                // The patches, and in the backward their gradient.
+                let patches = FLOAT * positions * inputs as f64;
+                let outputs = outputs_of(&output) as i64;
+                let scratch = match self.products_for(Kind::Float, positions, inputs, outputs) {
+                    Products::FewRows { scratch } => scratch,
+                    Products::OneDnn => weights,
+                    Products::Aten => 0.0,
+                };
+                let node = node.parameter(weight).forward_bytes(patches + scratch);
+                return self.push_product(node.backward_bytes(patches + patches.max(made)), flops);
+            }
             let (forward, backward) = match groups {
                 1 => (2.0 * weights + CONVOLUTION_SCRATCH, 3.0 * weights),
                 _ => (weights, 2.0 * weights),
@@ -63,11 +85,17 @@ impl Tape {
         let used = made / outputs.max(1.0) * inputs;
         let node = if strided || plain { node.saving_bytes(used) } else { node.saving(&[x]) };
         let thinned = if strided { used } else { 0.0 };
-        let multiplications = used / FLOAT * outputs;
-        let onednn = self.kernels().are_onednn() && multiplications >= MULTIPLICATIONS_MIN;
-        let node = match onednn {
-            true => node.parameter(weight).forward_bytes(weights).backward_bytes(made.max(thinned)),
-            false => node.parameter_transposed(weight).backward_bytes(thinned),
+        let products =
+            self.products_for(Kind::Float, used / FLOAT / inputs, inputs as i64, outputs as i64);
+        let node = match products {
+            Products::Aten => node.parameter_transposed(weight).backward_bytes(thinned),
+            Products::OneDnn => {
+                let node = node.parameter(weight).forward_bytes(weights);
+                node.backward_bytes(made.max(thinned))
+            }
+            Products::FewRows { scratch } => {
+                node.parameter(weight).forward_bytes(scratch).backward_bytes(thinned)
+            }
         };
         self.push_product(node, flops)
     }

@@ -11,10 +11,25 @@ use super::{Node, Tape, Var, bytes};
 use crate::spec::TensorSpec;
 
 /// Fewest multiplications for which the bridge uses oneDNN's product (`kMultiplicationsMin`).
-pub(super) const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
+const MULTIPLICATIONS_MIN: f64 = (1 << 20) as f64;
 /// Bytes of a float32, in which ATen's kernels keep statistics, and of an int64 index.
 pub(super) const FLOAT: f64 = 4.0;
 pub(super) const INDEX: f64 = 8.0;
+
+/// Most rows for which the bridge uses its own product (`kFewRows`), and what the number of inputs
+/// must be a multiple of (`kColumnStep`).
+const FEW_ROWS: f64 = 64.0;
+pub(super) const COLUMN_STEP: i64 = 16;
+
+/// The kernels of a product.
+pub(super) enum Products {
+    Aten,
+    OneDnn,
+    /// The bridge's own. `scratch`: bytes of the forward.
+    FewRows {
+        scratch: f64,
+    },
+}
 
 impl Tape {
     /// [`crate::Forward::linear`] with the parameters of these numbers.
@@ -41,23 +56,44 @@ impl Tape {
     fn linear_alone(&mut self, x: Var, weight: usize, bias: Option<usize>) -> Var {
         let outputs = self.shape(weight).first().copied().unwrap_or(0);
         let output = self.spec(x).with_last(outputs);
-        let onednn = self.takes_onednn(x, outputs);
         let flops = 2.0 * self.spec(x).elements() * outputs as f64;
-        let transposed = if onednn { bytes(&output) } else { 0.0 };
-        let node = Node::new(&[x], output).backward_bytes(transposed);
+        let inputs = self.spec(x).last();
+        let rows = self.spec(x).elements() / inputs.max(1) as f64;
+        let products = self.products_for(self.spec(x).kind, rows, inputs, outputs);
+        let (forward, transposed) = match products {
+            Products::Aten => (0.0, 0.0),
+            Products::OneDnn => (0.0, bytes(&output)),
+            Products::FewRows { scratch } => (scratch, 0.0),
+        };
+        let node = Node::new(&[x], output).forward_bytes(forward).backward_bytes(transposed);
         // The input is saved only for the gradient of a trained weight.
         let node = if self.is_trained(weight) { node.saving(&[x]) } else { node };
-        let node = match onednn {
-            true => node.parameter(weight),
-            false => node.parameter_transposed(weight),
+        let node = match products {
+            Products::Aten => node.parameter_transposed(weight),
+            Products::OneDnn | Products::FewRows { .. } => node.parameter(weight),
         };
         self.push_product(bias.into_iter().fold(node, Node::parameter), flops)
     }
 
-    fn takes_onednn(&self, x: Var, outputs: i64) -> bool {
-        let (spec, onednn) = (self.spec(x), self.kernels().are_onednn());
-        let multiplications = spec.elements() * outputs as f64;
-        onednn && spec.kind == Kind::Float && multiplications >= MULTIPLICATIONS_MIN
+    /// Which kernels compute a product of `rows` with a weight `[outputs, inputs]`.
+    pub(super) fn products_for(
+        &self,
+        kind: Kind,
+        rows: f64,
+        inputs: i64,
+        outputs: i64,
+    ) -> Products {
+        let multiplications = rows * inputs as f64 * outputs as f64;
+        let is_large = multiplications >= MULTIPLICATIONS_MIN;
+        if !self.kernels().are_onednn() || kind != Kind::Float || !is_large {
+            return Products::Aten;
+        }
+        if rows > FEW_ROWS || inputs % COLUMN_STEP != 0 {
+            return Products::OneDnn;
+        }
+        let step = COLUMN_STEP as f64;
+        let padded = (rows / step).ceil() * step;
+        Products::FewRows { scratch: FLOAT * padded * (inputs + outputs) as f64 }
     }
 
     /// Layer norm over the last axis, with parameters `first` and `first + 1`.
