@@ -81,6 +81,7 @@ std::unique_ptr<OpCache> end_recording();
 void begin_replay(std::unique_ptr<OpCache> cache);
 void end_replay();
 void forget_op_caches() noexcept;
+void set_unread(bool is_unread) noexcept;
 
 // offload.cc
 class SavedTensors {

@@ -7,6 +7,7 @@
 #include "op_cache.h"
 #include "product.h"
 #include <ATen/ops/linear.h>
+#include <ATen/ops/zeros.h>
 #include <torch/csrc/autograd/custom_function.h>
 
 namespace gpipe {
@@ -34,7 +35,10 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["by"] = static_cast<int64_t>(by);
     auto shape = x.sizes().vec();
     shape.back() = w.size(0);
-    return remembered(shape, [&] { return product(by, x_rows, w, bias).reshape(shape); });
+    return remembered(shape, [&] {
+      return is_unread() ? at::zeros(shape, x.options())
+                         : product(by, x_rows, w, bias).reshape(shape);
+    });
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {

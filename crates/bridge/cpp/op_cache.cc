@@ -27,6 +27,7 @@ struct OpCache::Impl {
 namespace {
 
 thread_local std::unique_ptr<OpCache> recorded, replayed;
+thread_local bool unread = false;
 
 } // namespace
 
@@ -94,6 +95,10 @@ void end_replay() {
               "a forward that is computed again has ", cache->impl->next, " products where it had ",
               cache->impl->values.size(), " the first time");
 }
+
+bool is_unread() { return unread; }
+
+void set_unread(bool is_unread) noexcept { unread = is_unread; }
 
 void forget_op_caches() noexcept {
   recorded.reset();

@@ -11,4 +11,7 @@ namespace gpipe {
 // autograd, on the value that a function returns.
 at::Tensor remembered(at::IntArrayRef sizes, const std::function<at::Tensor()> &compute);
 
+// Whether nobody reads the result of the product that this thread computes (set_unread).
+bool is_unread();
+
 } // namespace gpipe

@@ -111,6 +111,7 @@ pub(crate) mod bridged {
         fn begin_replay(cache: UniquePtr<OpCache>) -> Result<()>;
         fn end_replay() -> Result<()>;
         fn forget_op_caches();
+        fn set_unread(is_unread: bool);
 
         type SavedTensors;
         fn new_saved_tensors(gpu: i32) -> Result<UniquePtr<SavedTensors>>;

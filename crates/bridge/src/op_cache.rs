@@ -74,6 +74,23 @@ impl OpCache {
     }
 }
 
+/// Ends the range of [`unread`] when dropped.
+struct Read;
+
+impl Drop for Read {
+    fn drop(&mut self) {
+        bridged::set_unread(false);
+    }
+}
+
+/// Runs `forward`. Its [`crate::linear::linear`] gives zeros in place of the product, with the
+/// product's backward: for a forward that is computed again, where no backward reads the result.
+pub fn unread<T>(forward: impl FnOnce() -> T) -> T {
+    bridged::set_unread(true);
+    let _read = Read;
+    forward()
+}
+
 #[cfg(test)]
 mod tests {
     use tch::{Device, Kind, Tensor};
@@ -99,6 +116,24 @@ mod tests {
             Request { outputs: &[y], output_grads: &[&grad], inputs: leaves, parameters: &[] };
         let found = vjp(&request, &mut sums).unwrap();
         [Some(y.detach())].into_iter().chain(found).collect()
+    }
+
+    #[test]
+    fn transparency_an_unread_product_has_the_gradients_of_a_computed_one() {
+        let (x, w, b) = (random(&[3, 64, 96], 1), random(&[128, 96], 2), random(&[128], 3));
+        let forward = || linear(&x, &w, Some(&b), Kernels::OneDnn).unwrap();
+        let (computed, left_out) = (forward(), unread(forward));
+        assert_eq!(left_out.size(), computed.size());
+        assert_eq!(left_out.abs().max().double_value(&[]), 0.0);
+        let grad = computed.detach().cos();
+        let of = |y: &Tensor| {
+            let inputs = [&x, &w, &b];
+            let request =
+                Request { outputs: &[y], output_grads: &[&grad], inputs: &inputs, parameters: &[] };
+            vjp(&request, &mut []).unwrap()
+        };
+        assert_eq!(of(&left_out), of(&computed));
+        assert_eq!(forward(), computed, "only within the call");
     }
 
     #[test]

@@ -38,6 +38,7 @@ use gpipe_bridge::{
     images::{self, Pooling, Windows},
     layout::concatenate,
     linear::{Kernels, linear},
+    op_cache::unread,
 };
 use tch::{Kind, Tensor};
 
@@ -118,6 +119,18 @@ pub trait Layer: Send + Sync + 'static {
     /// forward that misses one fails.
     fn adaptable(&self) -> Vec<usize> {
         Vec::new()
+    }
+
+    /// The number of the weight of a product whose result no backward reads, typically the layer's
+    /// last. The default is none. The forward passes the weight to [`Forward::linear`] as
+    /// [`Forward::parameter`] returns it. On its way to the outputs, the result passes only through
+    /// operations whose backward reads no values: additions, dropout, changes of shape.
+    ///
+    /// Re-materialization leaves this product out where nobody reads the outputs either: in the
+    /// last layer of a stage or segment. PyTorch's checkpoints stop early for the same reason. A
+    /// wrong answer gives wrong gradients.
+    fn unread(&self) -> Option<usize> {
+        None
     }
 
     /// Records the forward from shapes alone and returns its outputs, so that
@@ -223,6 +236,8 @@ pub struct Forward<'a> {
     pub(crate) adapters: Arc<[Adapter]>,
     /// The numbers of the adapters that were applied.
     pub(crate) adapted: RefCell<Vec<u64>>,
+    /// The weight whose product is left out ([`Layer::unread`]).
+    pub(crate) unread: Option<usize>,
 }
 
 impl Forward<'_> {
@@ -254,10 +269,11 @@ impl Forward<'_> {
         weight: &Tensor,
         bias: Option<&Tensor>,
     ) -> Result<Tensor, LayerError> {
-        let y = linear(x, weight, bias, self.kernels)?;
-        let is_own = |own: &&Adapter| {
-            self.parameters.get(own.weight).is_some_and(|own| std::ptr::eq(own, weight))
-        };
+        let is_weight =
+            |number| self.parameters.get(number).is_some_and(|own| std::ptr::eq(own, weight));
+        let product = || linear(x, weight, bias, self.kernels);
+        let y = if self.unread.is_some_and(is_weight) { unread(product) } else { product() }?;
+        let is_own = |own: &&Adapter| is_weight(own.weight);
         let Some(adapter) = self.adapters.iter().find(is_own) else { return Ok(y) };
         self.adapted.borrow_mut().push(adapter.number);
         let added = adapter.apply(x, self.parameters, &self.random, self.training, self.kernels)?;

@@ -188,6 +188,10 @@ impl Layer for Adapted {
         Some(inner + 2.0 * positions * elements as f64)
     }
 
+    fn unread(&self) -> Option<usize> {
+        self.inner.unread()
+    }
+
     fn by_rows(&self) -> bool {
         self.inner.by_rows() && self.adapters.iter().all(|own| own.dropout == 0.0)
     }

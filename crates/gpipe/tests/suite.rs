@@ -30,5 +30,6 @@ mod schedules;
 mod split;
 mod state;
 mod transparency;
+mod unread;
 mod unusual_models;
 mod values;

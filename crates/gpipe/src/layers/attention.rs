@@ -47,6 +47,8 @@ pub struct Attention {
 impl Attention {
     /// Number of parameters, for layers that combine several parts.
     pub(super) const PARAMETERS: usize = 6;
+    /// The place of the last weight among them.
+    const LAST: usize = 4;
 
     fn heads(&self) -> Heads {
         Heads { count: self.heads, size: self.head_size, dropout: self.attention_dropout }
@@ -125,7 +127,11 @@ impl Attention {
         };
         let attended = self.heads().attend(ctx, &q, &k, &v, visible)?;
         let joined = self.heads().joined(&attended)?;
-        let y = ctx.linear(&joined, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
+        let y = ctx.linear(
+            &joined,
+            ctx.parameter(first + Self::LAST)?,
+            Some(ctx.parameter(first + 5)?),
+        )?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
@@ -192,6 +198,10 @@ impl Layer for Attention {
 
     fn adaptable(&self) -> Vec<usize> {
         super::matrices(&self.parameters()).collect()
+    }
+
+    fn unread(&self) -> Option<usize> {
+        Some(Self::LAST)
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {

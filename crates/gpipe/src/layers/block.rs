@@ -53,6 +53,10 @@ impl Layer for Block {
         super::matrices(&self.parameters()).collect()
     }
 
+    fn unread(&self) -> Option<usize> {
+        Some(Attention::PARAMETERS + Mlp::LAST)
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (x, rest) = inputs.split_first()?;
         let middle = self.attention.record_from(tape, 0, *x, rest)?;

@@ -57,6 +57,8 @@ fn memory_and_mask<T>(rest: &[T]) -> Result<(&T, &T), LayerError> {
 impl CrossAttention {
     /// Number of parameters, for layers that combine several parts.
     pub(super) const PARAMETERS: usize = 8;
+    /// The place of the last weight among them.
+    const LAST: usize = 6;
 
     fn heads(&self) -> Heads {
         Heads { count: self.heads, size: self.head_size, dropout: self.attention_dropout }
@@ -112,7 +114,11 @@ impl CrossAttention {
         let [k, v, mask] = self.keys_values_mask(ctx, first, memory, mask)?;
         let attended = self.heads().attend(ctx, &q, &k, &v, Visible::Unmasked(&mask))?;
         let joined = self.heads().joined(&attended)?;
-        let y = ctx.linear(&joined, ctx.parameter(first + 6)?, Some(ctx.parameter(first + 7)?))?;
+        let y = ctx.linear(
+            &joined,
+            ctx.parameter(first + Self::LAST)?,
+            Some(ctx.parameter(first + 7)?),
+        )?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
@@ -212,6 +218,10 @@ impl Layer for CrossAttention {
 
     fn adaptable(&self) -> Vec<usize> {
         super::matrices(&self.parameters()).collect()
+    }
+
+    fn unread(&self) -> Option<usize> {
+        Some(Self::LAST)
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {

@@ -62,6 +62,10 @@ impl Layer for DecoderBlock {
         super::matrices(&self.parameters()).collect()
     }
 
+    fn unread(&self) -> Option<usize> {
+        Some(MLP + Mlp::LAST)
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (x, rest) = inputs.split_first()?;
         let x = self.self_attention.record_from(tape, 0, *x, rest)?;

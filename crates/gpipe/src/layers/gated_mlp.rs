@@ -53,6 +53,11 @@ impl GatedMlp {
         self.projections().parameters(prefix, self.std)
     }
 
+    /// The place of the last weight among the parameters.
+    pub(super) fn last(&self) -> usize {
+        self.projections().weight(0, DOWN)
+    }
+
     /// The forward with parameters from number `first` on.
     pub(super) fn apply(
         &self,

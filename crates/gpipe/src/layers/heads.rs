@@ -201,6 +201,7 @@ mod tests {
             inspections: Default::default(),
             adapters: Default::default(),
             adapted: Default::default(),
+            unread: None,
         }
     }
 

@@ -62,6 +62,10 @@ impl Layer for Linear {
         true
     }
 
+    fn unread(&self) -> Option<usize> {
+        Some(0)
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         Some(vec![tape.linear(*inputs.first()?, 0, self.bias.then_some(1))])
     }

@@ -146,6 +146,14 @@ impl Layer for LlamaBlock {
         super::matrices(&self.parameters()).filter(fits).collect()
     }
 
+    fn unread(&self) -> Option<usize> {
+        let (_, _, mlp) = self.places();
+        match &self.mlp {
+            FeedForward::Dense(own) => Some(mlp + own.last()),
+            FeedForward::Experts(_) => None,
+        }
+    }
+
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let (&x, rest) = inputs.split_first()?;
         let (attention, second, mlp) = self.places();

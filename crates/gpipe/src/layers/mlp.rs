@@ -55,6 +55,9 @@ pub struct Mlp {
 }
 
 impl Mlp {
+    /// The place of the last weight among the parameters.
+    pub(super) const LAST: usize = 4;
+
     pub(super) fn parameters_named(&self, prefix: &str) -> Vec<ParameterSpec> {
         let name = |part: &str| format!("{prefix}{part}");
         let (d, h) = (self.features, self.hidden);
@@ -91,7 +94,8 @@ impl Mlp {
         let h = normalise(ctx, first, x)?;
         let h = ctx.linear(&h, ctx.parameter(first + 2)?, Some(ctx.parameter(first + 3)?))?;
         let h = self.gelu.apply(&h)?;
-        let y = ctx.linear(&h, ctx.parameter(first + 4)?, Some(ctx.parameter(first + 5)?))?;
+        let y =
+            ctx.linear(&h, ctx.parameter(first + Self::LAST)?, Some(ctx.parameter(first + 5)?))?;
         Ok(x.f_add(&ctx.dropout(&y, self.dropout)?)?)
     }
 
@@ -138,6 +142,10 @@ impl Layer for Mlp {
 
     fn adaptable(&self) -> Vec<usize> {
         super::matrices(&self.parameters()).collect()
+    }
+
+    fn unread(&self) -> Option<usize> {
+        Some(Self::LAST)
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {

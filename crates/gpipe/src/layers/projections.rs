@@ -53,6 +53,11 @@ impl<const N: usize> Projections<N> {
         (weight, has_bias.then_some(weight + 1))
     }
 
+    /// The number of the weight of map `number`, if the first map begins at parameter `first`.
+    pub fn weight(&self, first: usize, number: usize) -> usize {
+        self.numbers(first, number).0
+    }
+
     /// Map `number` of `x`.
     pub fn apply(
         &self,

@@ -320,6 +320,7 @@ impl ActiveStage<'_> {
                 run: GraphMode::Keep,
                 work: ProfiledOp::ForwardKept,
                 products: SavedOps::Compute,
+                is_read: true,
             };
             let ran = saving(&mut saved, || {
                 self.run_layers(layers, micro_batch, inputs, &mut skips, how)

@@ -41,7 +41,8 @@ impl ActiveStage<'_> {
                 starts.push(SegmentStart::new(range.clone(), &values));
             }
             let products = if remembers { SavedOps::Keep(&mut made) } else { SavedOps::Compute };
-            let how = ForwardOptions { run, work: ProfiledOp::Forward, products };
+            let work = ProfiledOp::Forward;
+            let how = ForwardOptions { run, work, products, is_read: true };
             let ran = self.run_layers(range, micro_batch, values, skips, how)?;
             self.count_statistics(micro_batch, ran.statistics);
             values = ran.outputs;
@@ -87,7 +88,9 @@ impl ActiveStage<'_> {
         let work = ProfiledOp::Rematerialize;
         let mut made = held.take_products().into_iter();
         let products = if made.len() > 0 { SavedOps::Reuse(&mut made) } else { SavedOps::Compute };
-        let how = ForwardOptions { run: GraphMode::Keep, work, products };
+        // The loss reads them. Anywhere else, the first forward has passed them on.
+        let is_read = last_segment && self.config.last;
+        let how = ForwardOptions { run: GraphMode::Keep, work, products, is_read };
         let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
         held.rematerialized(ran.islands);
         if last_segment {

@@ -47,6 +47,8 @@ pub(super) struct LayerRun<'a> {
     pub slice: Slice,
     pub kind: Kind,
     pub kernels: Kernels,
+    /// Whether anybody reads the outputs' values.
+    pub is_read: bool,
 }
 
 /// The graph of a layer's forward: the leaves, and what was computed from them.
@@ -192,6 +194,7 @@ impl LayerRun<'_> {
             inspections: Inspections::default(),
             adapters: Default::default(),
             adapted: Default::default(),
+            unread: self.layer.layer.unread().filter(|_| !self.is_read),
         }
     }
 

@@ -86,6 +86,8 @@ pub(super) struct ForwardOptions<'a> {
     pub(super) run: GraphMode,
     pub(super) work: ProfiledOp,
     pub(super) products: SavedOps<'a>,
+    /// Whether anybody reads the last layer's outputs.
+    pub(super) is_read: bool,
 }
 
 impl ActiveStage<'_> {
@@ -99,12 +101,13 @@ impl ActiveStage<'_> {
         skips: &mut HashMap<usize, Tensor>,
         how: ForwardOptions<'_>,
     ) -> StageResult<RanLayers> {
-        let ForwardOptions { run: how, work, mut products } = how;
+        let ForwardOptions { run: how, work, mut products, is_read } = how;
         let _no_grad = (how == GraphMode::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
         let named = self.named_inputs(micro_batch)?;
         let (mut islands, mut statistics) = (Vec::new(), Vec::new());
-        for position in range {
+        let is_read = is_read || self.is_observed();
+        for position in range.clone() {
             if self.is_in_rows(position) {
                 // It is computed with the losses.
                 let shown = values.iter().map(Some);
@@ -112,7 +115,8 @@ impl ActiveStage<'_> {
                 self.after_layer(since, position, micro_batch, work, [])?;
                 continue;
             }
-            let run = self.layer_run(position, micro_batch, &named);
+            let mut run = self.layer_run(position, micro_batch, &named);
+            run.is_read = is_read || position + 1 < range.end;
             let pops = self.skips_popped_by(position);
             let pops = pops.filter_map(|(index, skip)| {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
@@ -190,6 +194,7 @@ impl ActiveStage<'_> {
             slice: self.step.feed.slice(micro_batch),
             kind: self.config.precision.compute,
             kernels: self.config.kernels,
+            is_read: true,
         }
     }
 

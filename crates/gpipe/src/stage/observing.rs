@@ -43,8 +43,12 @@ impl ActiveStage<'_> {
         users.chain(check).chain(samples)
     }
 
+    pub(super) fn is_observed(&self) -> bool {
+        self.observers().next().is_some()
+    }
+
     pub(super) fn observe_action(&self, action: Action, when: When) -> StageResult<()> {
-        if self.observers().next().is_none() {
+        if !self.is_observed() {
             return Ok(());
         }
         // An update that has begun must not fail.
@@ -87,7 +91,7 @@ impl ActiveStage<'_> {
             return Err(in_operation("before a layer")(LayerError::Interrupted));
         }
         self.device.begin_work().map_err(in_operation("memory"))?;
-        if self.observers().next().is_none() {
+        if !self.is_observed() {
             return Ok(None);
         }
         self.observe_layer(position, micro_batch, work, When::Before, defined(tensors))?;
