@@ -67,7 +67,7 @@ fn gradient(denies: bool, layers: &[usize], remat: Remat, observed: bool) -> f64
     }
     let mut pipeline = builder.build().unwrap();
     pipeline
-        .train_step(&uniform(&[4, 3], 1, Kind::Float), &uniform(&[4, 2], 2, Kind::Float))
+        .train_step(uniform(&[4, 3], 1, Kind::Float), uniform(&[4, 2], 2, Kind::Float))
         .unwrap();
     let gradients = pipeline.gradients().unwrap();
     let (_, own) = gradients.iter().find(|(name, _)| name == "squared.weight").unwrap();
