@@ -157,7 +157,7 @@ def link(name, folder, words=None):
 
 
 def machine_lines(parts):
-    """Dates, commits and versions of a machine's runs, as far as they are known."""
+    """Dates and versions of a machine's runs, as far as they are known."""
     every = [folders.environment(folder) for folder in parts.values()]
     collect = lambda values: sorted({value for value in values if value})
     versions = {}
@@ -165,9 +165,9 @@ def machine_lines(parts):
         for name, version in one.versions.items():
             versions.setdefault(name, []).append(version)
     versions = {name: " and ".join(collect(own)) for name, own in versions.items()}
-    dates, commits = (collect(getattr(one, key) for one in every) for key in ["date", "commit"])
+    dates = collect(one.date for one in every)
     return paragraph(
-        f"Runs of {', '.join(dates)}; commits {', '.join(commits)}. Versions:"
+        f"Runs of {', '.join(dates)}. Versions:"
         f" {folders.known_versions(versions) or 'not recorded'}."
     )
 
