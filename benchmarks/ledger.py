@@ -7,7 +7,7 @@ Usage: ledger.py [--workload gpt|amoeba|llama] [--rounds 3] [--out FOLDER]
 
 `gpipe ledger` counts the operations of a few steps of `gpt`, AmoebaNet-D(6, 128) and `llama`, in
 float32 and bfloat16, with one stage and two. One stage has one micro-batch, two stages have eight
-under 1F1B. Nothing is recomputed. Each round runs all of them, in an order that rotates, a process
+under ZB-H1. Nothing is recomputed. Each round runs all of them, in an order that rotates, a process
 each. The report is of the round with the median step.
 
 The least time of a product is that of the workload's largest product alone, at the speed that this
@@ -33,7 +33,7 @@ DTYPES = ["float32", "bfloat16"]
 # Stages -> flags.
 WAYS = {
     1: ["--stages", 1, "--micro-batches", 1, "--schedule", "gpipe", "--remat", "never"],
-    2: ["--stages", 2, "--micro-batches", 8, "--schedule", "1f1b", "--remat", "never"],
+    2: ["--stages", 2, "--micro-batches", 8, "--schedule", "zb-h1", "--remat", "never"],
 }
 WHAT = (
     "Times are of a step, of all stages together, so two stages have about the time of one. *Least*"
