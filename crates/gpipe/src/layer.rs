@@ -122,9 +122,10 @@ pub trait Layer: Send + Sync + 'static {
     }
 
     /// The number of the weight of a product whose result no backward reads, typically the layer's
-    /// last. The default is none. The forward passes the weight to [`Forward::linear`] as
+    /// last. The default is none. The forward passes the weight to [`Forward::linear`] once, as
     /// [`Forward::parameter`] returns it. On its way to the outputs, the result passes only through
-    /// operations whose backward reads no values: additions, dropout, changes of shape.
+    /// operations whose backward reads no values: additions, dropout, changes of shape. Nothing
+    /// else reads it.
     ///
     /// Re-materialization leaves this product out where nobody reads the outputs either: in the
     /// last layer of a stage or segment. PyTorch's checkpoints stop early for the same reason. A
