@@ -92,7 +92,7 @@ struct Attention : torch::autograd::Function<Attention> {
     const auto saved = context->get_saved_variables();
     const at::Tensor &q = saved[0], &k = saved[1], &v = saved[2], &y = saved[3], &sums = saved[4];
     const AttentionShape shape = shape_of(q, k, context->saved_data["window"].toInt());
-    const at::Tensor dy = with_rows(grads[0]);
+    const at::Tensor dy = with_rows(readable(grads[0]));
     at::Tensor dq = empty_heads(q), dk = empty_heads(k), dv = empty_heads(v);
     RECORD_USER_SCOPE_WITH_INPUTS("gpipe::attention backward", moved(q, k, v, y, dy, dq, dk, dv));
     by_dtype(q.scalar_type(), [&](auto kind) {

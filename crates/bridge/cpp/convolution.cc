@@ -58,7 +58,7 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
     const auto saved = context->get_saved_variables();
     const at::Tensor &used = saved[0], &w = saved[1];
     const auto by = static_cast<Products>(context->saved_data["by"].toInt());
-    const at::Tensor g = rows(grads[0].contiguous(kChannelsLast));
+    const at::Tensor g = rows(readable(grads[0]).contiguous(kChannelsLast));
     at::Tensor dx, dw;
     if (context->needs_input_grad(0)) {
       dx = images(input_gradient(by, g, w.flatten(1)), used);
@@ -146,8 +146,8 @@ struct Patches : torch::autograd::Function<Patches> {
     // One by one first: a product of hostile sizes may wrap around.
     const auto is_few = [](int64_t count) { return count > 0 && count <= kPositionsMax; };
     return is_few(own.samples) && is_few(own.out_height) && is_few(own.out_width) &&
-           is_few(own.rows()) && w.is_contiguous() && w.numel() > 0 && x.numel() > 0 &&
-           own.channels * own.size() % kColumnStep == 0;
+           is_few(own.rows()) && !x.is_neg() && !w.is_neg() && w.is_contiguous() &&
+           w.numel() > 0 && x.numel() > 0 && own.channels * own.size() % kColumnStep == 0;
   }
 
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
@@ -173,7 +173,7 @@ struct Patches : torch::autograd::Function<Patches> {
     const at::Tensor &x = saved[0], &w = saved[1];
     const auto list = [&](const char *name) { return context->saved_data[name].toIntVector(); };
     const Positions own = positions_of(x, w, list("stride"), list("padding"), list("dilation"));
-    const at::Tensor g = rows(grads[0].contiguous(kChannelsLast)), weight = w.flatten(1);
+    const at::Tensor g = rows(readable(grads[0]).contiguous(kChannelsLast)), weight = w.flatten(1);
     const auto by = static_cast<Products>(context->saved_data["by"].toInt());
     at::Tensor dx, dw;
     if (context->needs_input_grad(0))
@@ -184,7 +184,7 @@ struct Patches : torch::autograd::Function<Patches> {
   }
 
   static Positions positions_of(const at::Tensor &x, const at::Tensor &w, at::IntArrayRef stride,
-                             at::IntArrayRef padding, at::IntArrayRef dilation) {
+                                at::IntArrayRef padding, at::IntArrayRef dilation) {
     Positions own{x.size(0), x.size(1), x.size(2), x.size(3), 0, 0, {}, {}, {}, {}};
     int64_t counts[2];
     for (int i = 0; i < 2; i++) {

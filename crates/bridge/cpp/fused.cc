@@ -46,7 +46,7 @@ struct RmsNorm : torch::autograd::Function<RmsNorm> {
     at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1], &r = saved[2];
-    const at::Tensor dy = grads[0].contiguous();
+    const at::Tensor dy = readable(grads[0]).contiguous();
     const int64_t size = w.numel(), rows = x.numel() / size;
     const bool wants_x = context->needs_input_grad(0), wants_w = context->needs_input_grad(1);
     at::Tensor dx, sums;
@@ -101,7 +101,7 @@ struct SwiGlu : torch::autograd::Function<SwiGlu> {
     at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
     const at::Tensor &a = saved[0], &b = saved[1];
-    const at::Tensor dy = grads[0].contiguous();
+    const at::Tensor dy = readable(grads[0]).contiguous();
     at::Tensor da, db;
     if (context->needs_input_grad(0))
       da = at::empty_like(a);
@@ -166,7 +166,8 @@ struct Turn : torch::autograd::Function<Turn> {
     differentiable_once();
     at::NoGradGuard no_grad;
     const auto saved = context->get_saved_variables();
-    const at::Tensor dy = grads[0].stride(3) == 1 ? grads[0] : grads[0].contiguous();
+    const at::Tensor grad = readable(grads[0]);
+    const at::Tensor dy = grad.stride(3) == 1 ? grad : grad.contiguous();
     // Heads of a position lie side by side in what the projection gave, and so do their gradients.
     const auto sizes = dy.sizes();
     at::Tensor dx = at::empty({sizes[0], sizes[2], sizes[1], sizes[3]}, dy.options());

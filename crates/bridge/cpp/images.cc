@@ -75,7 +75,7 @@ struct BatchNorm : torch::autograd::Function<BatchNorm> {
     const at::Tensor &x = saved[0], &w = saved[1];
     if (!grads[0].defined())
       return variable_list(5);
-    const at::Tensor dy = grads[0].contiguous(kChannelsLast);
+    const at::Tensor dy = readable(grads[0]).contiguous(kChannelsLast);
     const bool relu = context->saved_data["relu"].toBool(), wants_x = context->needs_input_grad(0);
     at::Tensor dx, dw = at::empty_like(w), db = at::empty_like(w);
     if (wants_x)
@@ -164,7 +164,7 @@ struct Pool : torch::autograd::Function<Pool> {
     differentiable_once();
     at::NoGradGuard no_grad;
     const at::Tensor which = context->get_saved_variables()[0];
-    const at::Tensor dy = grads[0].contiguous(kChannelsLast);
+    const at::Tensor dy = readable(grads[0]).contiguous(kChannelsLast);
     const auto sizes = context->saved_data["sizes"].toIntVector();
     const auto number = [&](const char *name) { return context->saved_data[name].toInt(); };
     const Windows windows = windows_of(sizes, number("size"), number("stride"), number("padding"),

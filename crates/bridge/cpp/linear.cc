@@ -47,7 +47,7 @@ struct Linear : torch::autograd::Function<Linear> {
     auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1];
     const auto by = static_cast<Products>(context->saved_data["by"].toInt());
-    const at::Tensor g = rows(grads[0]);
+    const at::Tensor g = rows(readable(grads[0]));
     at::Tensor dx, dw, db;
     // An absent bias is not an input, so needs_input_grad must not be asked about it.
     const bool wants_bias =

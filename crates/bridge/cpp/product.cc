@@ -43,14 +43,14 @@ at::Tensor of_few_rows(const at::Tensor &x, const at::Tensor &w,
   at::Tensor y = at::empty({sizes.rows, sizes.outputs}, x.options());
   RECORD_USER_SCOPE_WITH_INPUTS("gpipe::product", moved(x, w, y));
   const at::Tensor scratch = at::empty({(sizes.inputs + sizes.outputs) * padded}, x.options());
-  float *turned = scratch.mutable_data_ptr<float>(), *made = turned + sizes.inputs * padded;
+  float *xt = scratch.mutable_data_ptr<float>(), *made = xt + sizes.inputs * padded;
   const float *weight = w.const_data_ptr<float>();
   const at::Tensor own = bias ? bias->contiguous() : at::Tensor();
   const float *added = bias ? own.const_data_ptr<float>() : nullptr;
   float *to = y.mutable_data_ptr<float>();
-  product_kernels().turn(sizes, x.const_data_ptr<float>(), turned);
+  product_kernels().transposed(sizes, x.const_data_ptr<float>(), xt);
   in_parts(sizes, sizes.outputs, kColumnStep, [&](int64_t first, int64_t last) {
-    product_kernels().forward(sizes, turned, weight, added, to, first, last,
+    product_kernels().forward(sizes, xt, weight, added, to, first, last,
                               made + first * padded);
   });
   return y;

@@ -36,4 +36,8 @@ inline void differentiable_once() {
       "gradients use the tensors' own operations");
 }
 
+// A gradient as kernels can read it. In the memory of a lazily negated tensor, which the conjugate
+// of a complex one gives, numbers have the other sign.
+inline at::Tensor readable(const at::Tensor &grad) { return grad.resolve_neg(); }
+
 } // namespace gpipe

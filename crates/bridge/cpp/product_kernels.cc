@@ -7,7 +7,7 @@ namespace gpipe {
 
 namespace {
 
-void turn(FewRows sizes, const float *x, float *to) {
+void transposed(FewRows sizes, const float *x, float *to) {
   const int64_t padded = padded_rows(sizes.rows);
   transpose(x, sizes.inputs, sizes.rows, sizes.inputs, to, padded);
   for (int64_t i = 0; i < sizes.inputs; i++)
@@ -15,10 +15,10 @@ void turn(FewRows sizes, const float *x, float *to) {
       to[i * padded + row] = 0.0f;
 }
 
-void forward(FewRows sizes, const float *turned, const float *w, const float *bias, float *y,
+void forward(FewRows sizes, const float *xt, const float *w, const float *bias, float *y,
              int64_t first, int64_t last, float *scratch) {
   const int64_t padded = padded_rows(sizes.rows), inputs = sizes.inputs;
-  product(last - first, padded, inputs, w + first * inputs, inputs, 1, turned, padded, scratch,
+  product(last - first, padded, inputs, w + first * inputs, inputs, 1, xt, padded, scratch,
           padded, /*adds=*/false);
   if (bias)
     for (int64_t output = first; output < last; output++)
@@ -57,6 +57,6 @@ void weight_gradient(FewRows sizes, const float *g, const float *x, float *dw, f
 } // namespace
 
 extern const ProductKernels GPIPE_PRODUCTS;
-const ProductKernels GPIPE_PRODUCTS = {turn, forward, input_gradient, weight_gradient};
+const ProductKernels GPIPE_PRODUCTS = {transposed, forward, input_gradient, weight_gradient};
 
 } // namespace gpipe

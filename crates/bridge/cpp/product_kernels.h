@@ -22,11 +22,11 @@ static inline int64_t padded_rows(int64_t rows) {
 }
 
 struct ProductKernels {
-  // x as [inputs, padded rows]. The columns behind the rows are 0.
-  void (*turn)(FewRows sizes, const float *x, float *to);
-  // Columns `first` to `last` of y [rows, outputs] = x w^T + bias, from what `turn` gave. There may
-  // be no bias. `scratch` has room for last - first times the padded rows.
-  void (*forward)(FewRows sizes, const float *turned, const float *w, const float *bias, float *y,
+  // x as xt [inputs, padded rows]. The columns behind the rows are 0.
+  void (*transposed)(FewRows sizes, const float *x, float *xt);
+  // Columns `first` to `last` of y [rows, outputs] = x w^T + bias. There may be no bias. `scratch`
+  // has room for last - first times the padded rows.
+  void (*forward)(FewRows sizes, const float *xt, const float *w, const float *bias, float *y,
                   int64_t first, int64_t last, float *scratch);
   // Columns `first` to `last` of dx [rows, inputs] = g w. Both are multiples of kColumnStep.
   void (*input_gradient)(FewRows sizes, const float *g, const float *w, float *dx, int64_t first,

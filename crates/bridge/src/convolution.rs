@@ -118,9 +118,10 @@ mod tests {
                 let all = run(case, Kind::Float, kernels, values);
                 for ((a, b), sums) in all.iter().zip(&exact).zip(&sums) {
                     assert_eq!(a.size(), b.size());
-                    // Sums of at most 864 products: as many rounding errors of either sign, each at
-                    // most 6e-8 of the sum of magnitudes, of which the root of their number remains
-                    // (Higham and Mary, "A New Approach to Probabilistic Rounding Error Analysis").
+                    // A sum of 864 products has as many rounding errors. Each is at most 6e-8 of
+                    // the sum of magnitudes. They have either sign, so the root of their number
+                    // remains (Higham and Mary 2019, "A new approach to probabilistic rounding
+                    // error analysis").
                     let bound = sums * (6e-8 * 864.0_f64.sqrt());
                     let beyond = ((a - b).abs() - bound).max().double_value(&[]);
                     assert!(beyond <= 0.0, "{kernels:?}: {beyond:e}");

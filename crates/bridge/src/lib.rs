@@ -52,6 +52,8 @@ mod ffi;
 pub mod fill;
 pub mod fused;
 pub mod images;
+#[cfg(test)]
+mod kernel_tests;
 pub mod layout;
 pub mod ledger;
 pub mod linear;

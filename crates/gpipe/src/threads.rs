@@ -15,6 +15,7 @@ pub fn compute_on_this_thread_alone() {
 /// Lets `count` threads share each tensor operation of the calling thread.
 pub(crate) fn set(count: i32) {
     let set = gpipe_bridge::threads::set(count);
+    // Only a number below 1 is refused, and every caller has checked its own.
     debug_assert_eq!(set, Ok(()), "{count} threads");
 }
 

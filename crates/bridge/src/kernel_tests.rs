@@ -1,0 +1,157 @@
+//! What all kernels of this crate have in common: they give the same bits on any number of threads,
+//! and read gradients with their sign.
+
+use tch::{Device, Kind, Tensor};
+
+use crate::{
+    Result,
+    convolution::{Geometry, convolution},
+    fused,
+    images::{Pooling, Windows, batch_norm, pool},
+    linear::{Kernels, linear},
+    loss::cross_entropy_sum,
+    threads,
+    vjp::{Request, vjp},
+};
+
+type Kernel = fn(&[Tensor]) -> Result<Tensor>;
+
+/// A name, the shapes of the arguments, and the kernel.
+type Case = (&'static str, &'static [&'static [i64]], Kernel);
+
+/// A leaf whose values in (-1, 1) depend only on their positions.
+fn leaf(shape: &[i64]) -> Tensor {
+    let position = Tensor::arange(shape.iter().product::<i64>(), (Kind::Double, Device::Cpu));
+    let values = (position * 12.9898).sin().reshape(shape).to_kind(Kind::Float);
+    values.set_requires_grad(true)
+}
+
+/// The output and the gradients of `kernel` on `count` threads. The gradient of the output is
+/// `grad` of the output.
+fn computed(
+    count: i32,
+    shapes: &'static [&'static [i64]],
+    kernel: Kernel,
+    grad: fn(&Tensor) -> Tensor,
+) -> Vec<Tensor> {
+    let work = move || {
+        threads::set(count).unwrap();
+        let leaves: Vec<Tensor> = shapes.iter().map(|shape| leaf(shape)).collect();
+        let y = kernel(&leaves).unwrap();
+        let grad = grad(&y.detach());
+        let inputs: Vec<&Tensor> = leaves.iter().collect();
+        let request =
+            Request { outputs: &[&y], output_grads: &[&grad], inputs: &inputs, parameters: &[] };
+        let grads = vjp(&request, &mut []).unwrap();
+        [y.detach()].into_iter().chain(grads.into_iter().map(Option::unwrap)).collect()
+    };
+    std::thread::spawn(work).join().unwrap()
+}
+
+/// `x` in channels-last layout.
+fn images(x: &Tensor) -> Tensor {
+    x.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
+}
+
+const CASES: [Case; 10] = [
+    ("swiglu", &[&[300, 700], &[300, 700]], |x| fused::swiglu(&x[0], &x[1])),
+    ("attention", &[&[4, 8, 96, 32], &[4, 8, 96, 32], &[4, 8, 96, 32]], |x| {
+        fused::attention(&x[0], &x[1], &x[2], None)
+    }),
+    ("few rows", &[&[48, 512], &[272, 512], &[272]], |x| {
+        linear(&x[0], &x[1], Some(&x[2]), Kernels::OneDnn)
+    }),
+    ("few positions", &[&[4, 64, 4, 4], &[144, 64, 3, 3]], |x| {
+        let geometry = Geometry { padding: [1, 1], ..Geometry::default() };
+        convolution(&x[0], &x[1], &geometry, Kernels::OneDnn)
+    }),
+    ("batch norm", &[&[8, 80, 24, 24], &[80], &[80]], |x| {
+        batch_norm(&images(&x[0]), &x[1], &x[2], 1e-5, true).map(|normed| normed.y)
+    }),
+    ("maximum", &[&[8, 80, 25, 25]], |x| {
+        let windows = Windows { size: 3, stride: 2, padding: 1, ceil: true };
+        pool(&images(&x[0]), &windows, Pooling::Maximum)
+    }),
+    ("average", &[&[8, 80, 25, 25]], |x| {
+        let windows = Windows { size: 3, stride: 1, padding: 1, ceil: false };
+        pool(&images(&x[0]), &windows, Pooling::Average)
+    }),
+    ("cross entropy", &[&[500, 300]], |x| {
+        let target = Tensor::arange(500, (Kind::Int64, Device::Cpu)).remainder(300);
+        cross_entropy_sum(&x[0], &target, -100, 0.1)
+    }),
+    (ONEDNN, &[&[300, 256], &[160, 256], &[160]], |x| {
+        linear(&x[0], &x[1], Some(&x[2]), Kernels::OneDnn)
+    }),
+    NORM,
+];
+
+const ONEDNN: &str = "product of oneDNN";
+
+const NORM: Case =
+    ("norm of rows", &[&[900, 200], &[200]], |x| fused::rms_norm(&x[0], &x[1], 1e-5));
+
+#[test]
+fn property_the_number_of_threads_changes_no_bit_of_our_kernels() {
+    // oneDNN divides its products as it likes.
+    let ours = |(name, ..): &Case| *name != NORM.0 && *name != ONEDNN;
+    for (name, shapes, kernel) in CASES.into_iter().filter(ours) {
+        let alone = computed(1, shapes, kernel, Tensor::cos);
+        for count in [2, 3, 7] {
+            let found = computed(count, shapes, kernel, Tensor::cos);
+            assert_eq!(found, alone, "{name}, {count} threads");
+        }
+    }
+}
+
+/// Each thread adds the rows that it has, so the weight's gradient differs by rounding.
+#[test]
+fn oracle_the_norms_of_rows_agree_for_any_number_of_threads() {
+    let (_, shapes, kernel) = NORM;
+    let alone = computed(1, shapes, kernel, Tensor::cos);
+    for count in [2, 3, 7] {
+        let found = computed(count, shapes, kernel, Tensor::cos);
+        assert_eq!(found[..2], alone[..2], "{count} threads");
+        // Partial sums of 900 products below 1.5, and 900 rounding errors of 6e-8, of which the
+        // root of their number remains.
+        let difference = (&found[2] - &alone[2]).abs().max().double_value(&[]);
+        assert!(difference < 900.0 * 1.5 * 6e-8 * 30.0, "{count} threads: {difference:e}");
+    }
+}
+
+/// `x` with the other sign in memory.
+fn negated(x: &Tensor) -> Tensor {
+    let negative = Tensor::complex(x, &x.neg()).conj().imag();
+    assert!(negative.is_neg());
+    negative
+}
+
+#[test]
+fn regression_products_and_convolutions_of_lazily_negated_tensors_have_their_sign() {
+    let cases = CASES.into_iter().filter(|(name, ..)| name.starts_with("few"));
+    for (name, shapes, kernel) in cases {
+        let plain: Vec<Tensor> = shapes.iter().map(|shape| leaf(shape).detach()).collect();
+        for at in 0..plain.len() {
+            let mut given: Vec<Tensor> = plain.iter().map(Tensor::shallow_clone).collect();
+            given[at] = negated(&given[at]);
+            let (found, exact) = (kernel(&given).unwrap(), kernel(&plain).unwrap());
+            // Another kernel may compute it. Sums of at most 576 products of numbers below 1.
+            let difference = (found - exact).abs().max().double_value(&[]);
+            assert!(difference < 576.0 * 6e-8 * 24.0, "{name}, argument {at}: {difference:e}");
+        }
+    }
+}
+
+/// The conjugate of a complex number gives gradients whose memory has the other sign. Kernels read
+/// the memory.
+#[test]
+fn regression_a_lazily_negated_gradient_has_its_sign() {
+    for (name, shapes, kernel) in CASES {
+        let lazily = |y: &Tensor| negated(&y.cos());
+        assert_eq!(
+            computed(1, shapes, kernel, lazily),
+            computed(1, shapes, kernel, Tensor::cos),
+            "{name}"
+        );
+    }
+}
