@@ -145,6 +145,15 @@ impl PipelineBuilder {
         })
     }
 
+    /// Checks everything that [`Self::build`] checks before it builds stages: settings, shapes,
+    /// names, cuts and the schedule. It creates no parameter and starts no thread.
+    ///
+    /// # Errors
+    /// [`Error::Model`], [`Error::Partition`] or [`Error::Setting`], as [`Self::build`].
+    pub fn check(&self) -> Result<()> {
+        self.clone().staged().map(drop)
+    }
+
     /// Checks everything, and makes the configuration of each stage.
     pub(in crate::pipeline) fn staged(&mut self) -> Result<Staged> {
         let precision = self.check_settings()?;
