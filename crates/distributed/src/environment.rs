@@ -3,7 +3,7 @@
 //! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are all set, or none of them. `gpipe
 //! launch` sets them too. A launcher that serves the store itself sets
 //! `TORCHELASTIC_USE_AGENT_STORE=True`; otherwise rank 0 serves it. `TORCHELASTIC_RESTART_COUNT`
-//! distinguishes restarts. `GPIPE_ADDRESS` is the address by which the other processes reach this
+//! distinguishes restarts at a launcher's store. `GPIPE_ADDRESS` is the address by which the other processes reach this
 //! machine, if it has several.
 
 use std::{
@@ -101,14 +101,17 @@ impl Environment {
         let Ok(port) = u16::try_from(number(MASTER_PORT, port)?) else {
             return refuse(format!("{MASTER_PORT} is {port}: ports are 1 to 65535"));
         };
-        let attempt = variable(RESTART_COUNT).unwrap_or_default();
+        let agent = variable(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
+        // A store that rank 0 serves is new in each attempt. torchrun's hosts count their own
+        // restarts, and one that came back would not meet the others.
+        let attempt = variable(RESTART_COUNT).filter(|_| agent).unwrap_or_default();
         let run = variable(RUN_ID).unwrap_or_default();
         Ok((size > 1).then(|| Self {
             rank,
             size,
             host: host.trim().to_owned(),
             port,
-            agent: variable(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true")),
+            agent,
             name: meeting_name(&run, &attempt),
             address: variable(ADDRESS),
         }))
@@ -209,6 +212,18 @@ mod tests {
         assert_eq!((one.agent, one.name.as_str()), (true, "gpipe/x/2"));
         let one = read(&[&ALL[..], &[(ADDRESS, "10.0.0.7")]].concat()).unwrap().unwrap();
         assert_eq!(one.own_address().unwrap(), "10.0.0.7");
+    }
+
+    /// torchrun's hosts count their own restarts. A host that came back had another count, and the
+    /// processes looked for each other under different names.
+    #[test]
+    fn regression_hosts_with_other_counts_of_restarts_meet_where_rank_0_serves() {
+        let of = |count: &str, agent: &str| {
+            let own = [(AGENT_STORE, agent), (RESTART_COUNT, count), (RUN_ID, "x")];
+            read(&[&ALL[..], &own].concat()).unwrap().unwrap().name
+        };
+        assert_eq!(of("0", "False"), of("3", "False"));
+        assert_ne!(of("0", "True"), of("3", "True"), "a launcher's store outlives an attempt");
     }
 
     #[test]
