@@ -57,6 +57,8 @@ fn oracle_the_page_of_one_run() {
             bits/byte)",
             "Loss",
             "Tokens per second",
+            "Learning rate",
+            "Gradient norm, before clipping",
             "20k",
             "Bubble: idle share of devices x time (%)",
             "Peak memory of each stage&apos;s tensors (GiB)",
@@ -90,7 +92,7 @@ fn oracle_the_page_of_several_runs_has_a_legend() {
 fn oracle_a_run_of_none_or_few_records_has_a_page() {
     let empty = svg(&[run("empty", 0, 4)]).unwrap();
     assert_says(&empty, &["no steps"]);
-    assert_eq!(empty.matches("no data").count(), 4);
+    assert_eq!(empty.matches("no data").count(), 6);
     assert!(svg(&[run("one", 1, 1)]).unwrap().contains("1 step, 1k tokens, 1 stage, "));
     for steps in 1..=3 {
         let page = svg(&[run("short", steps, 2)]).unwrap();
@@ -98,7 +100,7 @@ fn oracle_a_run_of_none_or_few_records_has_a_page() {
         assert!(page.matches("<circle").count() >= 5 * steps as usize, "each value is a dot");
     }
     let evaluated = Run { steps: Vec::new(), ..run("evaluated", 50, 2) };
-    assert_eq!(svg(&[evaluated]).unwrap().matches("no data").count(), 3, "a dot, but no curve");
+    assert_eq!(svg(&[evaluated]).unwrap().matches("no data").count(), 5, "a dot, but no curve");
 }
 
 #[test]
@@ -187,4 +189,22 @@ fn fault_no_runs_and_too_many_are_refused() {
     let many = vec![run("r", 1, 1); RUNS_MAX + 1];
     assert_eq!(svg(&many), Err(PlotError::TooManyRuns(RUNS_MAX + 1)));
     assert!(svg(&many[1..]).is_ok());
+}
+
+#[test]
+fn oracle_a_run_on_images_counts_images_and_is_not_mixed_with_text() {
+    let images = run("images", 50, 2).counting("image");
+    let page = svg(std::slice::from_ref(&images)).unwrap();
+    assert_says(&page, &["Images per second"]);
+    assert!(texts(&page).iter().any(|text| text.contains("k images, ")), "{:?}", texts(&page));
+    let error = svg(&[run("text", 50, 2).counting("token"), images]).unwrap_err().to_string();
+    assert_eq!(error, "text counts tokens and images counts images: plot them apart");
+}
+
+#[test]
+fn oracle_a_page_takes_the_width_of_its_place() {
+    let page = svg(&[run("a", 10, 2)]).unwrap();
+    let tag = page.split('>').next().unwrap();
+    assert!(tag.contains("width=\"100%\"") && tag.contains("viewBox="), "{tag}");
+    assert!(!tag.contains("height="), "{tag}");
 }

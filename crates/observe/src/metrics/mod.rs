@@ -172,6 +172,8 @@ pub struct Run {
     pub steps: Vec<Step>,
     /// The evaluations, in file order.
     pub evaluations: Vec<Evaluation>,
+    /// What the loss counts, such as `token` or `image`, if it is known.
+    pub unit: Option<String>,
 }
 
 impl Run {
@@ -185,5 +187,17 @@ impl Run {
             }
         }
         run
+    }
+
+    /// What the loss counts: tokens, where it is not known.
+    pub fn unit(&self) -> &str {
+        self.unit.as_deref().unwrap_or("token")
+    }
+
+    /// Sets what the loss counts.
+    #[must_use]
+    pub fn counting(mut self, unit: impl Into<String>) -> Self {
+        self.unit = Some(unit.into());
+        self
     }
 }

@@ -36,8 +36,8 @@ impl Canvas {
     pub(super) fn new(width: f64, height: f64, title: &str, stages: usize) -> Self {
         let (w, h, title) = (num(width), num(height), escaped(title));
         let mut text = format!(
-            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{w}\" height=\"{h}\" viewBox=\"0 0 \
-            {w} {h}\" role=\"img\">\n<title>{title}</title>\n<style>{STYLE}"
+            "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"100%\" viewBox=\"0 0 {w} {h}\" \
+            role=\"img\">\n<title>{title}</title>\n<style>{STYLE}"
         );
         let colors = |lightness| {
             let all = (0..stages).map(|stage| {

@@ -2,11 +2,12 @@
 //!
 //! ```text
 //!  title, or a legend with a line per run
-//!  loss         tokens/s
-//!  bubble       peak memory
+//!  loss            speed
+//!  learning rate   gradient norm
+//!  bubble          peak memory
 //! ```
 //!
-//! `panel` draws one of the four panels. `series` turns records into curves: smoothed, thinned,
+//! `panel` draws one of the panels. `series` turns records into curves: smoothed, thinned,
 //! with gaps at non-finite values. [`Scatter`] is a page of labelled points. The colours are the
 //! colour-blind-safe ones of Okabe and Ito.
 
@@ -60,6 +61,16 @@ pub enum PlotError {
     /// There are more runs than colours.
     #[error("{0} runs are more than can be told apart: plot at most {RUNS_MAX}")]
     TooManyRuns(usize),
+    /// The runs count different things, such as tokens and images.
+    #[error(
+        "{} counts {}s and {} counts {}s: plot them apart", first.0, first.1, other.0, other.1
+    )]
+    Units {
+        /// The name and the unit of the first run.
+        first: (String, String),
+        /// The name and the unit of another run.
+        other: (String, String),
+    },
     /// The drawing library reported an error.
     #[error("cannot draw: {0}")]
     Drawing(String),
@@ -73,32 +84,56 @@ impl<E: std::error::Error + Send + Sync> From<DrawingAreaErrorKind<E>> for PlotE
 
 type Area<'a> = DrawingArea<SVGBackend<'a>, Shift>;
 
-/// Draws the page as SVG text. The same records always give the same text.
+/// Draws the page as SVG text, which takes the width of its place. The same records always give the
+/// same text.
 ///
 /// # Errors
-/// [`PlotError`]: there are no runs, or more than [`RUNS_MAX`].
+/// [`PlotError`]: there are no runs, or more than [`RUNS_MAX`], or they count different things.
 pub fn svg(runs: &[Run]) -> Result<String, PlotError> {
     match runs.len() {
         0 => return Err(PlotError::NoRuns),
         count if count > RUNS_MAX => return Err(PlotError::TooManyRuns(count)),
         _ => {}
     }
+    let mut known = runs.iter().filter(|run| run.unit.is_some());
+    if let Some(first) = known.next()
+        && let Some(other) = known.find(|run| run.unit != first.unit)
+    {
+        let of = |run: &Run| (run.name.clone(), run.unit().to_owned());
+        return Err(PlotError::Units { first: of(first), other: of(other) });
+    }
     let mut text = String::new();
     {
         let lines = if runs.len() == 1 { 2 } else { runs.len() as u32 + 1 };
         let header_height = 20 + lines * HEADER_LINE;
-        let height = header_height + 2 * PANEL_HEIGHT + 8;
+        let height = header_height + 3 * PANEL_HEIGHT + 8;
         let page = SVGBackend::with_string(&mut text, (WIDTH, height)).into_drawing_area();
         page.fill(&WHITE)?;
         let (header, below) = page.split_vertically(header_height);
         draw_header(&header, runs)?;
-        let panels = [loss(runs), tokens_per_s(runs), bubble(runs), memory(runs)];
-        for (area, panel) in below.split_evenly((2, 2)).iter().zip(&panels) {
+        let panels = [
+            loss(runs),
+            speed(runs),
+            learning_rate(runs),
+            gradient_norm(runs),
+            bubble(runs),
+            memory(runs),
+        ];
+        for (area, panel) in below.split_evenly((3, 2)).iter().zip(&panels) {
             panel.draw(area)?;
         }
         page.present()?;
     }
-    Ok(text)
+    Ok(scaling(&text))
+}
+
+/// A picture that takes the width of its place in place of a fixed number of pixels.
+fn scaling(svg: &str) -> String {
+    let Some((tag, rest)) = svg.split_once('>') else { return svg.to_owned() };
+    let fixed =
+        |attribute: &&str| attribute.starts_with("width=") || attribute.starts_with("height=");
+    let kept: Vec<&str> = tag.split(' ').filter(|attribute| !fixed(attribute)).collect();
+    format!("{} width=\"100%\">{rest}", kept.join(" "))
 }
 
 /// Text style of `size` pixels, anchored at the left end and vertical centre.
@@ -143,7 +178,7 @@ fn summary(run: &Run) -> String {
     let (steps, stages) = (run.steps.len(), last.stages.len());
     let mut parts = vec![format!("{steps} step{}", plural(steps))];
     if last.tokens_total > 0 {
-        parts.push(format!("{} tokens", panel::number(last.tokens_total as f64)));
+        parts.push(format!("{} {}s", panel::number(last.tokens_total as f64), run.unit()));
     }
     if stages > 0 {
         parts.push(format!("{stages} stage{}", plural(stages)));
@@ -201,9 +236,29 @@ fn loss(runs: &[Run]) -> Panel {
     Panel { title: "Loss".into(), curves, dots, keys, from_zero: false }
 }
 
-fn tokens_per_s(runs: &[Run]) -> Panel {
+fn speed(runs: &[Run]) -> Panel {
     let (curves, keys) = smoothed(runs, |step| step.tokens_per_s);
-    Panel { title: "Tokens per second".into(), curves, dots: Vec::new(), keys, from_zero: true }
+    let known = runs.iter().find(|run| run.unit.is_some()).or(runs.first());
+    let unit = known.map_or("token", Run::unit);
+    let (first, rest) = unit.split_at(unit.chars().next().map_or(0, char::len_utf8));
+    let title = format!("{}{rest}s per second", first.to_uppercase());
+    Panel { title, curves, dots: Vec::new(), keys, from_zero: true }
+}
+
+fn learning_rate(runs: &[Run]) -> Panel {
+    let curve = |(color, run): (RGBColor, &Run)| {
+        let series = Series::new(run.steps.iter().map(|step| (step.step, step.lr)));
+        Curve { series, color, is_faint: false }
+    };
+    let curves = PALETTE.into_iter().zip(runs).map(curve).collect();
+    let keys = Vec::new();
+    Panel { title: "Learning rate".into(), curves, dots: Vec::new(), keys, from_zero: true }
+}
+
+fn gradient_norm(runs: &[Run]) -> Panel {
+    let (curves, keys) = smoothed(runs, |step| step.grad_norm);
+    let title = "Gradient norm, before clipping".into();
+    Panel { title, curves, dots: Vec::new(), keys, from_zero: true }
 }
 
 fn bubble(runs: &[Run]) -> Panel {

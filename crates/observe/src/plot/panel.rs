@@ -9,6 +9,8 @@ use plotters::{
 
 use super::{Area, FONT, GREY, PlotError, TEXT, series::Series, text_style};
 
+/// An axis has at most this many ticks.
+const TICKS_MAX: f64 = 12.0;
 /// A curve with at most this many points also shows each point.
 const DOTTED_MAX: usize = 40;
 const GRID: RGBColor = RGBColor(225, 225, 225);
@@ -86,8 +88,11 @@ impl Panel {
             .x_desc("step")
             .x_labels(8)
             .y_labels(7)
-            .x_label_formatter(&|step| number(*step as f64))
-            .y_label_formatter(&|value| number(*value))
+            .x_label_formatter(&|step| match steps.end < 10_000 {
+                true => step.to_string(),
+                false => tick(*step as f64, &(steps.start as f64..steps.end as f64)),
+            })
+            .y_label_formatter(&|value| tick(*value, &values))
             .label_style((FONT, 15).into_font().color(&TEXT))
             .axis_desc_style((FONT, 15).into_font().color(&TEXT))
             .draw()?;
@@ -100,12 +105,10 @@ impl Panel {
                 chart.draw_series(LineSeries::new(points, color.stroke_width(2)))?;
                 continue;
             }
-            for point in points {
-                chart.draw_series([
-                    Circle::new(point, 6, WHITE.filled()),
-                    Circle::new(point, 5, color.filled()),
-                ])?;
-            }
+            // Rings, so that the line behind them can be seen.
+            chart.draw_series(
+                points.into_iter().map(|point| Circle::new(point, 4, color.stroke_width(2))),
+            )?;
         }
         let top = values.end - 0.03 * (values.end - values.start);
         let crosses = not_finite.iter().map(|step| Cross::new((*step, top), 5, TEXT));
@@ -130,7 +133,7 @@ impl Panel {
             match key.sign {
                 Sign::Line => area.draw(&line(key.color.stroke_width(3)))?,
                 Sign::FaintLine => area.draw(&line(key.color.mix(0.35).stroke_width(2)))?,
-                Sign::Dot => area.draw(&Circle::new((x + 12, y), 5, key.color.filled()))?,
+                Sign::Dot => area.draw(&Circle::new((x + 12, y), 4, key.color.stroke_width(2)))?,
                 Sign::Cross => area.draw(&Cross::new((x + 12, y), 5, key.color))?,
             }
             area.draw_text(&key.text, &text_style(15, GREY), (x + 24, y))?;
@@ -189,7 +192,28 @@ impl Curve {
     }
 }
 
-/// Formats a tick's number briefly: `0.25`, `3`, `12k`, `1.5M`, `2.00e-7`.
+/// Formats a tick of an axis, with as many decimals as ticks need to differ from one another.
+fn tick(value: f64, axis: &Range<f64>) -> String {
+    let largest = axis.start.abs().max(axis.end.abs());
+    let apart = (axis.end - axis.start) / TICKS_MAX;
+    if value.abs() < apart * 1e-6 {
+        return "0".into();
+    }
+    if !(1e-4..1e15).contains(&largest) {
+        let digits = (largest.log10().floor() - apart.log10().floor()).clamp(1.0, 8.0) as usize;
+        return format!("{value:.digits$e}");
+    }
+    let (scale, unit) = match largest {
+        1e9..1e15 => (1e9, "G"),
+        1e6..1e9 => (1e6, "M"),
+        1e4..1e6 => (1e3, "k"),
+        _ => (1.0, ""),
+    };
+    let decimals = (-(apart / scale).log10()).ceil().clamp(0.0, 9.0) as usize;
+    format!("{:.decimals$}{unit}", value / scale)
+}
+
+/// Formats a number briefly: `0.25`, `3`, `12k`, `1.5M`, `2.00e-7`.
 pub(super) fn number(value: f64) -> String {
     let size = value.abs();
     let (scaled, unit) = match size {
@@ -204,4 +228,30 @@ pub(super) fn number(value: f64) -> String {
     let text = format!("{scaled:.4}");
     let short = text.trim_end_matches('0').trim_end_matches('.');
     format!("{}{unit}", if short == "-0" { "0" } else { short })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn property_ticks_differ_from_one_another() {
+        for (low, high) in [
+            (0.0, 1.0),
+            (2.3012, 2.3019),
+            (0.0, 3e-4),
+            (1e6, 1e6 + 9.0),
+            (0.0, 125_000.0),
+            (-4.0, 4.0),
+            (3e-7, 3.1e-7),
+        ] {
+            let axis = low..high;
+            let at = |place: u32| low + (high - low) * f64::from(place) / 7.0;
+            let mut all: Vec<String> = (0..8).map(|place| tick(at(place), &axis)).collect();
+            let count = all.len();
+            all.sort_unstable();
+            all.dedup();
+            assert_eq!(all.len(), count, "{axis:?}: {all:?}");
+        }
+    }
 }
