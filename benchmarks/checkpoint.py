@@ -50,7 +50,7 @@ STUDENT = {
     8: 2.306,
     9: 2.262,
 }
-SAVED = r"step (\d+): saved \S+ \((.*?); copied in (\d+) ms, written in ([\d.]+) s"
+SAVED = r"saved step (\d+): \S+ \((.*?); copied in (\d+) ms, written in ([\d.]+) s"
 WHAT = (
     "Training of the transformer `gpt` with K = 2, M = 8 and Adam, with and without checkpoints."
     " The cost of one is taken from whole runs, paired with the run without, and within runs, from"
@@ -93,7 +93,7 @@ def train(arm, steps, data):
     done = subprocess.run(command, cwd=ROOT, text=True, capture_output=True)
     if done.returncode:
         sys.exit(f"checkpoint: {done.stdout}{done.stderr}")
-    trained = re.search(rf"trained {steps} steps, \d+ tokens in ([\d.]+) s", done.stdout)
+    trained = re.search(rf"trained {steps} steps, [^:]* tokens in ([\d.]+) s", done.stdout)
     waited = re.search(r"waiting for checkpoints ([\d.]+)%", done.stdout)
     records = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
     records = [record for record in records if record["kind"] == "step"]

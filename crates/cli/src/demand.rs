@@ -1,22 +1,27 @@
 //! Checks a run's threads and the memory of a step against what this machine has, before the first
-//! step.
+//! step, and says how long the run may take.
 //!
 //! Without this check, the system kills a run whose mini-batch does not fit, without a message or a
 //! checkpoint.
 
-use gpipe::{Bytes, Device, Sequence, estimate::Rate};
+use gpipe::{
+    Bytes, Device, Nanos, Sequence,
+    estimate::Rate,
+    ledger::limits::{self, Busy},
+};
 use gpipe_core::{
     cost::ModelCosts,
     partition,
-    plan::{Plan, PlanDevice, PlanError, predict},
+    plan::{Plan, PlanDevice, PlanError, Prediction, predict},
 };
 
 use crate::{
     CliError,
     config::{Config, Data},
     machine::{self, Available},
+    numbers::{seconds, time},
     output::say,
-    processes::Processes,
+    processes::{Processes, RUN_NOTE},
     setup, task,
 };
 
@@ -25,19 +30,29 @@ const THREADS_PER_CORE_MAX: usize = 4;
 /// Maximum number of actions of a step whose memory is simulated; a longer simulation takes too
 /// much time.
 const ACTIONS_MAX: usize = 1 << 21;
+/// Maximum number of micro-batches of all stages for which a run's time is estimated.
+const ESTIMATED_ACTIONS_MAX: usize = 1 << 14;
 /// How to run anyway.
 const INSIST: &str = "or insist with --set pipeline.oversubscribe=true";
 
 /// Reports settings that cannot take effect as given, and refuses those that would end the run
 /// midway: see `pipeline.oversubscribe`.
+///
+/// `steps` are those that the run still has. How long they may take is printed, and how much memory
+/// a step needs.
 pub(crate) fn check(
     config: &Config,
     model: &Sequence,
     processes: &Processes,
+    steps: u64,
 ) -> Result<(), CliError> {
     tell_micro_batches(config);
     tell_turns(config, processes);
-    refuse(config, model, processes)
+    refuse(config, model, processes)?;
+    if processes.is_first() && steps > 0 {
+        tell_estimate(config, model, processes, steps);
+    }
+    Ok(())
 }
 
 /// Only refuses, as [`check`] does, and reports nothing.
@@ -93,6 +108,37 @@ fn tell_turns(config: &Config, processes: &Processes) {
     }
 }
 
+/// Prints how long `steps` steps may take and how much memory they need, from shapes and a short
+/// measurement of this machine. Nothing is known of GPUs. What cannot be estimated is not printed.
+fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps: u64) {
+    let here = stages_here(config, processes);
+    let is_here = config.pipeline.devices.0.iter().all(|device| *device == Device::Cpu);
+    let micro_batches = config.pipeline.micro_batches;
+    let is_long = config.pipeline.stages.saturating_mul(micro_batches) > ESTIMATED_ACTIONS_MAX;
+    if !is_here || here == 0 || is_long {
+        return;
+    }
+    // All launched processes are on this machine. Threads take turns where there are more of them
+    // than cores.
+    let launched = if std::env::var_os(RUN_NOTE).is_some() { processes.count() } else { 1 };
+    let all = here.saturating_mul(processes.replicas_here()).saturating_mul(launched);
+    let threads = config.pipeline.threads_per_stage;
+    let busy = Busy { stages: all.min(machine::cores()), threads };
+    let Ok(mut rate) = limits::roughly(busy, task::kind(config), setup::kernels(config)) else {
+        return;
+    };
+    let share = busy.stages as f64 / all as f64;
+    (rate.flops_per_s, rate.bytes_per_s) = (rate.flops_per_s * share, rate.bytes_per_s * share);
+    let Ok(Some(needs)) = needs(config, model, processes, &rate) else { return };
+    let available = machine::available();
+    let available = available.map_or(String::new(), |own| format!("; {} here", own.bytes));
+    say!(
+        "estimate: about {} for {steps} steps; {} for a stage{available}",
+        time(seconds(needs.step.as_ms() / 1e3 * steps as f64)),
+        needs.largest
+    );
+}
+
 fn check_threads(config: &Config) -> Result<(), CliError> {
     let (each, cores) = (config.pipeline.threads_per_stage, machine::cores());
     let most = cores.saturating_mul(THREADS_PER_CORE_MAX);
@@ -107,12 +153,12 @@ fn check_threads(config: &Config) -> Result<(), CliError> {
 
 fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Result<(), CliError> {
     let Some(Available { bytes: available, by }) = machine::available() else { return Ok(()) };
-    let Some(needs) = needs(config, model, processes)? else { return Ok(()) };
+    let Some(needs) = needs(config, model, processes, &Rate::default())? else { return Ok(()) };
     let all = needs.stages + needs.batches;
     if all <= available {
         return Ok(());
     }
-    let Needs { stages, batches, samples } = needs;
+    let Needs { stages, batches, samples, .. } = needs;
     let (key, value) = match &config.data {
         Data::Parallel(data) => ("data.batch_tokens", data.batch_tokens),
         _ => ("train.mini_batch", config.train.mini_batch),
@@ -131,11 +177,16 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
     )))
 }
 
-/// Estimated memory that a process needs for a step, from shapes.
+/// What a process needs for a step, estimated from shapes.
 struct Needs {
+    /// Memory of all stages of the process, and of the largest.
     stages: Bytes,
+    largest: Bytes,
+    /// Memory of batches made ahead.
     batches: Bytes,
     samples: usize,
+    /// The time of a step at the given speed.
+    step: Nanos,
 }
 
 /// The needs of the process with the most CPU stages. `None` if there are no CPU stages or the step
@@ -144,6 +195,7 @@ fn needs(
     config: &Config,
     model: &Sequence,
     processes: &Processes,
+    rate: &Rate,
 ) -> Result<Option<Needs>, CliError> {
     let here = stages_here(config, processes);
     let samples = samples(config);
@@ -152,7 +204,8 @@ fn needs(
     if here == 0 || devices.saturating_mul(micro_batches) > ACTIONS_MAX {
         return Ok(None);
     }
-    let peaks = peaks(config, model, samples, micro_batches)?;
+    let predicted = predicted(config, model, (samples, micro_batches), rate)?;
+    let (peaks, step) = (predicted.device_peaks(), predicted.step());
     let caps = &config.pipeline.memory.0;
     let capped = peaks.iter().enumerate().map(|(device, &peak)| {
         let cap = caps.get(device).or(caps.first().filter(|_| caps.len() == 1));
@@ -160,6 +213,7 @@ fn needs(
     });
     let mut capped: Vec<Bytes> = capped.collect();
     capped.sort_unstable_by(|a, b| b.cmp(a));
+    let largest = capped.first().copied().unwrap_or_default();
     let stages: Bytes = capped.into_iter().take(here).sum();
     // Replicas in one process each hold all of it.
     let replicas = processes.replicas_here() as u64;
@@ -169,7 +223,7 @@ fn needs(
     // One batch is being prepared, one is in the step, and the queue holds the others.
     let each = batch.saturating_mul(config.train.prefetch as u64 + 2);
     let batches = Bytes(each.saturating_mul(replicas));
-    Ok(Some(Needs { stages, batches, samples }))
+    Ok(Some(Needs { stages, largest, batches, samples, step }))
 }
 
 /// The number of samples of a step. For sentences, it is the number of sentences of maximum length
@@ -181,18 +235,18 @@ fn samples(config: &Config) -> usize {
     }
 }
 
-/// The peak memory of each device, from a simulation of the step with costs from shapes.
-fn peaks(
+/// A simulation of the step with costs from shapes.
+fn predicted(
     config: &Config,
     model: &Sequence,
-    samples: usize,
-    micro_batches: usize,
-) -> Result<Vec<Bytes>, CliError> {
+    (samples, micro_batches): (usize, usize),
+    rate: &Rate,
+) -> Result<Prediction, CliError> {
     let mut uncapped = config.clone();
     uncapped.pipeline.memory.0.clear();
     uncapped.pipeline.devices.0 = vec![Device::Cpu];
     let sizes = [samples.div_ceil(micro_batches), samples / micro_batches];
-    let costs = setup::pipeline(&uncapped, model.clone())?.estimate(&sizes, &Rate::default())?;
+    let costs = setup::pipeline(&uncapped, model.clone())?.estimate(&sizes, rate)?;
     let schedule = config.pipeline.schedule.schedule()?;
     let devices = vec![PlanDevice::default(); config.pipeline.stages];
     let stages = schedule.stages(devices.len());
@@ -204,7 +258,7 @@ fn peaks(
     };
     let remat = config.pipeline.remat.clone();
     let plan = Plan { balance, micro_batches, schedule, remat };
-    Ok(predict(&costs, &devices, samples, &plan)?.device_peaks())
+    Ok(predict(&costs, &devices, samples, &plan)?)
 }
 
 fn fitting(balance: &[usize], stages: usize, layers: usize) -> Result<Vec<usize>, PlanError> {

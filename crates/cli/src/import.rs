@@ -18,7 +18,7 @@ use crate::{
     config::{Config, Dtype},
     facts,
     files::{folder_of, io},
-    init,
+    initial_weights,
     metrics::METRICS,
     model_folder::{ModelFolder, TOKENIZER},
     output::say,
@@ -87,8 +87,14 @@ fn import_for(arguments: &ImportArguments, path: &Path) -> Result<(), CliError> 
         true => model_folder::open(&arguments.from)?,
         false => TensorFile::open(&arguments.from)?.into(),
     };
-    init::check_facts(file.path(), &facts::in_metadata(&file.metadata()), &config)?;
-    let fit = init::fit(&parameters, &file, arguments.names.as_deref(), arguments.partial, &[])?;
+    initial_weights::check_facts(file.path(), &facts::in_metadata(&file.metadata()), &config)?;
+    let fit = initial_weights::fit(
+        &parameters,
+        &file,
+        arguments.names.as_deref(),
+        arguments.partial,
+        &[],
+    )?;
     let kind = match config.pipeline.dtype {
         Dtype::Float64 => Kind::Double,
         _ => Kind::Float,

@@ -1,176 +1,490 @@
-//! Starting from existing weights: `train --init`, and the part that `import` shares with it.
+//! `gpipe init`: looks at data, and writes a configuration that trains on them at once.
 
-use std::path::{Path, PathBuf};
-
-use gpipe::{LORA_A, Pipeline};
-use gpipe_checkpoint::{
-    TensorSet, fit::Fit, names::NameMap, tensor_file::TensorFile, weights::Facts,
+use std::{
+    ffi::OsStr,
+    fmt::Write as _,
+    fs,
+    io::{BufRead, BufReader, Read},
+    path::{Path, PathBuf},
 };
+
+use gpipe::Bytes;
+use gpipe_data::images::{ImageFolder, ImageSet};
 
 use crate::{
     CliError,
-    args::TrainArguments,
+    args::{ConfigArguments, InitArguments},
     config::Config,
-    facts,
-    files::read_bounded,
-    model_folder::{self, ModelFolder},
+    files::{io, write_aside},
+    machine,
+    model_folder::is_model_folder,
     output::say,
-    run_folder::{WEIGHTS, checkpoint_in},
     setup,
-    task::Vocabulary,
 };
 
-/// Patterns of the names of adapters' parameters.
-const ADAPTERS: [&str; 2] = ["*.lora_A.weight", "*.lora_B.weight"];
-/// Maximum size of a file of names.
-const NAMES_BYTES_MAX: u64 = 1 << 20;
+/// Maximum number of files and folders that are looked at, as for folders of images.
+const ENTRIES_MAX: usize = 1 << 24;
+/// Number of leading bytes by which a text is told from a binary file.
+const PROBE_BYTES: u64 = 8 << 10;
+/// Maximum depth of folders that are looked at.
+const DEPTH_MAX: usize = 16;
+/// Maximum number of JSONL files that a configuration names.
+const FILES_MAX: usize = 1000;
+/// Maximum length of a JSONL line that is looked at, in bytes.
+const LINE_BYTES_MAX: u64 = 1 << 20;
+/// Least text to learn from.
+const TEXT_BYTES_MIN: u64 = 10_000;
+/// Below this, a text gets a small vocabulary: few words repeat.
+const TEXT_BYTES_SMALL: u64 = 1 << 20;
+/// Names of folders of images to train on, and of those to validate on.
+const TRAIN: [&str; 2] = ["train", "training"];
+const VALIDATION: [&str; 4] = ["val", "valid", "validation", "test"];
+/// Names that fields of prompts and of completions have in published data, ours first.
+const PROMPTS: [&str; 5] = ["prompt", "instruction", "question", "input", "query"];
+const COMPLETIONS: [&str; 6] = ["completion", "output", "response", "answer", "target", "chosen"];
 
-/// The weights that `--init` or `--from` names.
-pub(crate) struct Init {
-    pub file: TensorSet,
-    /// Properties of their model that shapes do not determine.
-    said: Facts,
-    /// How the weights of a model's folder fit.
-    fit: Option<Fit>,
-    /// Path of the weights.
-    pub from: PathBuf,
-    /// The tokens or classes of the weights, if known.
-    pub vocabulary: Option<Vocabulary>,
+/// What the data are.
+enum Found {
+    Text { files: usize, bytes: u64, has_json: bool },
+    Jsonl { files: Vec<PathBuf>, bytes: u64, fields: Fields },
+    Images { train: PathBuf, validation: Option<PathBuf>, classes: usize, images: usize },
+    Pairs { languages: usize },
+    Model,
 }
 
-/// Loads weights into a new pipeline as `--from`, `--init`, `--names`, `--partial` and `--reinit`
-/// ask, and reports what it did. Parameters that match `reinit` keep their initial values. Of
-/// several processes, each reads the tensors of its stages.
-pub(crate) fn load(
-    pipeline: &mut Pipeline,
-    init: Init,
-    config: &Config,
-    arguments: &TrainArguments,
-    reinit: &[&str],
-) -> Result<(), CliError> {
-    let Init { mut file, said, fit: of_folder, .. } = init;
-    if let Some(fit) = of_folder {
-        setup::read_weights(pipeline, &fit, &mut file)?;
-        say!("weights of {}:\n{fit}", file.path().display());
-        return Ok(());
-    }
-    check_facts(file.path(), &said, config)?;
-    let named = arguments.reinit.iter().map(String::as_str);
-    // Adapters are initialized if the file has none. A run's adapters are loaded.
-    let has_adapters = file.entries().any(|entry| entry.name.ends_with(LORA_A));
-    let adapters = (config.lora.rank != 0 && !has_adapters).then_some(ADAPTERS);
-    let reinit: Vec<&str> =
-        named.chain(reinit.iter().copied()).chain(adapters.into_iter().flatten()).collect();
-    let fit =
-        fit(&parameters(pipeline), &file, arguments.names.as_deref(), arguments.partial, &reinit)?;
-    let unused = arguments
-        .reinit
-        .iter()
-        .find(|pattern| !fit.reinit.iter().any(|name| gpipe::name_matches(pattern, name)));
-    if let Some(pattern) = unused {
-        return Err(CliError::Usage(format!(
-            "--reinit {pattern}: no parameter has such a name; gpipe inspect lists those of a run"
-        )));
-    }
-    setup::read_weights(pipeline, &fit, &mut file)?;
-    say!("weights of {}:\n{fit}", file.path().display());
-    Ok(())
+/// What the first line of JSONL holds.
+#[derive(Clone, PartialEq, Eq)]
+enum Fields {
+    Text,
+    /// The names of the fields of a prompt and of its completion.
+    Prompt(String, String),
+    Messages,
 }
 
-/// Opens a safetensors file and the vocabulary beside it. For a run, these are its weights or those
-/// of its newest checkpoint.
-pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
-    if model_folder::is_model_folder(from) {
-        return Err(CliError::Usage(format!(
-            "--init {}: it is a model's folder: --from takes its model, tokenizer and weights. For \
-            a model that the configuration describes, name a file in it",
-            from.display()
-        )));
-    }
-    let weights = if from.is_dir() { from.join(WEIGHTS) } else { from.to_owned() };
-    if !from.is_dir() || weights.is_file() {
-        let vocabulary = Vocabulary::beside(&weights)?;
-        let file = TensorFile::open(&weights)?;
-        let said = facts::in_metadata(file.metadata());
-        return Ok(Init { file: file.into(), said, fit: None, from: weights, vocabulary });
-    }
-    let Some(checkpoint) = checkpoint_in(from)? else {
-        return Err(CliError::Usage(format!(
-            "{}: there is neither {WEIGHTS} nor a checkpoint in it",
-            from.display()
-        )));
+/// Looks at the data, writes the configuration, and says what to run.
+pub(crate) fn run(arguments: &InitArguments) -> Result<(), CliError> {
+    let data = &arguments.data;
+    let Some(shown) = data.to_str() else {
+        return refused(
+            data,
+            "its name is not UTF-8, which a configuration cannot hold: rename it",
+        );
     };
-    let vocabulary = Some(Vocabulary::of_checkpoint(&checkpoint, None)?);
-    let (file, said) = (checkpoint.tensors(false)?, facts::of_checkpoint(&checkpoint));
-    Ok(Init { file, said, fit: None, from: checkpoint.folder().to_owned(), vocabulary })
-}
-
-/// Opens the weights of a model's folder, and its tokens.
-pub(crate) fn open_folder(path: &Path) -> Result<Init, CliError> {
-    let folder = ModelFolder::open(path)?;
-    let vocabulary = Some(Vocabulary::of_folder(&folder)?);
-    let mut file = folder.weights()?;
-    let fit = Some(folder.fit(&mut file)?);
-    Ok(Init { file, said: Facts::new(), fit, from: folder.path, vocabulary })
-}
-
-/// Refuses weights that belong to another model although all shapes fit, and reports what could not
-/// be compared.
-pub(crate) fn check_facts(from: &Path, said: &Facts, config: &Config) -> Result<(), CliError> {
-    facts::check(from, said, config)?;
-    let is_open = facts::of(config).keys().any(|key| !said.contains_key(key));
-    if is_open && let Some(note) = facts::check_source(from, config)? {
-        say!("{note}");
+    if !data.exists() {
+        return refused(data, "there is no such file or folder: correct the path");
     }
+    let out = match &arguments.out {
+        Some(out) => out.clone(),
+        None => named_after(data)?,
+    };
+    if out.exists() {
+        return refused(&out, "it exists already: remove it, or name another file with --out");
+    }
+    let found = find(data)?;
+    let text = configuration(shown, &found);
+    if !matches!(found, Found::Model | Found::Jsonl { fields: Fields::Messages, .. }) {
+        // A configuration that does not train would be worse than none.
+        setup::check(&Config::from_text(&text, &out, &ConfigArguments::default())?, None)?;
+    }
+    write_aside(&out, &text)?;
+    tell(data, &out, &found);
     Ok(())
 }
 
-/// Matches the file's tensors with a model's `parameters`. Fails if some parameter would keep
-/// its initial value without being asked to.
-pub(crate) fn fit(
-    parameters: &[(String, Vec<i64>)],
-    file: &TensorSet,
-    names: Option<&Path>,
-    partial: bool,
-    reinit: &[&str],
-) -> Result<Fit, CliError> {
-    let names = match names {
-        None => NameMap::identity(),
-        Some(path) => {
-            let text = read_bounded(path, NAMES_BYTES_MAX)?;
-            NameMap::parse(&text, &path.display().to_string())?
+fn refused<T>(path: &Path, reason: &str) -> Result<T, CliError> {
+    Err(CliError::Usage(format!("{}: {reason}", path.display())))
+}
+
+/// The name of the configuration of `data`, in the current folder.
+fn named_after(data: &Path) -> Result<PathBuf, CliError> {
+    let absolute = fs::canonicalize(data).map_err(io(data))?;
+    let name = absolute.file_stem().unwrap_or(OsStr::new("data")).to_string_lossy().into_owned();
+    Ok(PathBuf::from(format!("{name}.toml")))
+}
+
+/// Files of a folder by their kind.
+#[derive(Default)]
+struct Files {
+    jsonl: Vec<PathBuf>,
+    jsonl_bytes: u64,
+    images: usize,
+    pairs: usize,
+    /// JSON files that are not JSONL, which are no text.
+    json: usize,
+    others: usize,
+    other_bytes: u64,
+    entries: usize,
+}
+
+impl Files {
+    /// Adds what is in `folder`, but nothing hidden.
+    fn add(&mut self, folder: &Path, depth: usize) -> Result<(), CliError> {
+        for entry in fs::read_dir(folder).map_err(io(folder))? {
+            let path = entry.map_err(io(folder))?.path();
+            self.entries += 1;
+            if self.entries > ENTRIES_MAX {
+                return refused(
+                    folder,
+                    "there are more than 16 million files: name a part of them",
+                );
+            }
+            let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
+            let Ok(metadata) = path.metadata() else { continue };
+            if name.starts_with('.') {
+                continue;
+            }
+            if metadata.is_dir() {
+                if depth < DEPTH_MAX && !path.is_symlink() {
+                    self.add(&path, depth + 1)?;
+                }
+                continue;
+            }
+            let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
+            if ends(&[".jsonl", ".ndjson"]) {
+                self.jsonl.push(path);
+                self.jsonl_bytes += metadata.len();
+            } else if ends(&[".jpg", ".jpeg", ".png"]) {
+                self.images += 1;
+            } else if ends(&[".tsv", ".tsv.gz"]) && depth == 0 {
+                self.pairs += 1;
+            } else if ends(&[".json", ".geojson", ".ipynb"]) {
+                self.json += 1;
+            } else if is_text(&path)? {
+                self.others += 1;
+                self.other_bytes += metadata.len();
+            }
         }
-    };
-    let left: Vec<&str> =
-        names.reinit().iter().map(String::as_str).chain(reinit.iter().copied()).collect();
-    let fit = Fit::new(parameters, file, &names)?.without(&left);
-    let is_used =
-        |pattern: &String| fit.reinit.iter().any(|name| gpipe::name_matches(pattern, name));
-    if let Some(pattern) = names.reinit().iter().find(|pattern| !is_used(pattern)) {
-        return Err(CliError::Usage(format!(
-            "{}: reinit = \"{pattern}\" is the name of no parameter: correct it, or leave it out",
-            names.origin()
-        )));
+        Ok(())
     }
-    if fit.is_exact() || partial && !fit.loaded.is_empty() {
-        return Ok(fit);
-    }
-    let remedy = match (partial, fit.loaded.is_empty()) {
-        (true, _) => "nothing fits: name the tensors with --names",
-        (false, true) => "name the tensors with --names",
-        (false, false) => "name the tensors with --names, or load what fits with --partial",
-    };
-    let file = file.path().display();
-    Err(CliError::Usage(format!("{file} does not fit the model:\n{fit}\n{remedy}")))
 }
 
-/// Names and shapes of a pipeline's parameters, in the model's order.
-fn parameters(pipeline: &Pipeline) -> Vec<(String, Vec<i64>)> {
-    let of = |layer: gpipe::state::LayerOutline| {
-        let name = layer.layer;
-        let full =
-            move |own: gpipe::state::ParameterOutline| (format!("{name}.{}", own.name), own.shape);
-        layer.parameters.into_iter().map(full)
+/// Whether a file is text, and not a binary file, which training leaves out.
+///
+/// # Errors
+/// It is text in another encoding than UTF-8, which training refuses.
+fn is_text(path: &Path) -> Result<bool, CliError> {
+    let mut bytes = Vec::new();
+    let file = fs::File::open(path).map_err(io(path))?;
+    file.take(PROBE_BYTES).read_to_end(&mut bytes).map_err(io(path))?;
+    if bytes.contains(&0) {
+        return Ok(false);
+    }
+    match std::str::from_utf8(&bytes) {
+        Err(error) if error.error_len().is_some() => refused(
+            path,
+            "it is text, but not UTF-8: convert it, for example with iconv -f ISO-8859-2 -t \
+            UTF-8, or move it elsewhere",
+        ),
+        _ => Ok(true),
+    }
+}
+
+/// Finds out what the data are.
+fn find(data: &Path) -> Result<Found, CliError> {
+    let mut files = Files::default();
+    if data.is_dir() {
+        if is_model_folder(data) {
+            return Ok(Found::Model);
+        }
+        files.add(data, 0)?;
+    } else {
+        let bytes = data.metadata().map_err(io(data))?.len();
+        match data.extension().is_some_and(|own| own == "jsonl" || own == "ndjson") {
+            true => (files.jsonl, files.jsonl_bytes) = (vec![data.to_owned()], bytes),
+            false if is_text(data)? => (files.others, files.other_bytes) = (1, bytes),
+            false => {}
+        }
+    }
+    if files.images > files.others + files.jsonl.len() {
+        return images(data);
+    }
+    if files.pairs > 0 && files.jsonl.is_empty() && files.pairs >= files.others {
+        return Ok(Found::Pairs { languages: files.pairs });
+    }
+    if files.jsonl_bytes > files.other_bytes {
+        let (mut all, bytes) = (files.jsonl, files.jsonl_bytes);
+        all.sort_unstable();
+        if all.len() > FILES_MAX {
+            return refused(data, "there are more than 1000 JSONL files: join some of them");
+        }
+        if let Some(odd) = all.iter().find(|path| path.to_str().is_none()) {
+            return refused(odd, "its name is not UTF-8: rename it");
+        }
+        let fields = fields(&all[0])?;
+        return Ok(Found::Jsonl { files: all, bytes, fields });
+    }
+    match files.other_bytes {
+        0 => refused(
+            data,
+            "it holds nothing to learn from: give a folder of text, of JSONL, of a folder of \
+            images (JPEG or PNG) for each class, or of pairs of sentences (LANGUAGE.tsv)",
+        ),
+        bytes if bytes < TEXT_BYTES_MIN => {
+            refused(data, &format!("{bytes} bytes of text are too few: give at least 10,000"))
+        }
+        bytes => {
+            let has_json = files.json + files.jsonl.len() > 0;
+            Ok(Found::Text { files: files.others, bytes, has_json })
+        }
+    }
+}
+
+/// A folder of images for each class, or of a part of the data set in each.
+fn images(data: &Path) -> Result<Found, CliError> {
+    let part = |names: &[&str]| names.iter().map(|name| data.join(name)).find(|own| own.is_dir());
+    let (train, validation) = match part(&TRAIN) {
+        Some(train) => (train, part(&VALIDATION)),
+        None => (data.to_owned(), None),
     };
-    pipeline.outline().into_iter().flat_map(of).collect()
+    let set = ImageFolder::open(&train)?;
+    let (classes, images) = (set.classes().len(), set.len());
+    Ok(Found::Images { train, validation, classes, images })
+}
+
+/// What the first line of a JSONL file holds.
+fn fields(path: &Path) -> Result<Fields, CliError> {
+    let file = fs::File::open(path).map_err(io(path))?;
+    let mut line = String::new();
+    let mut lines = BufReader::new(file.take(LINE_BYTES_MAX)).lines();
+    while line.trim().is_empty() {
+        match lines.next() {
+            Some(next) => line = next.map_err(io(path))?,
+            None => return refused(path, "it has no line"),
+        }
+    }
+    let parsed: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_str(&line);
+    let object = match parsed {
+        Ok(object) => object,
+        Err(error) => return refused(path, &format!("line 1 is no JSON object: {error}")),
+    };
+    let is_text = |name: &&&str| object.get(**name).is_some_and(serde_json::Value::is_string);
+    let prompt = PROMPTS.iter().find(is_text).copied();
+    let completion = COMPLETIONS.iter().find(is_text).copied();
+    match (object.contains_key("messages"), prompt, completion) {
+        (true, ..) => Ok(Fields::Messages),
+        (_, Some(prompt), Some(completion)) => Ok(Fields::Prompt(prompt.into(), completion.into())),
+        _ if is_text(&&"text") => Ok(Fields::Text),
+        _ => {
+            let names: Vec<&str> = object.keys().map(String::as_str).collect();
+            refused(
+                path,
+                &format!(
+                    "line 1 has the fields {}, none of which is text, prompt and completion, or \
+                    messages: rename them, or write a configuration with [data.fields]",
+                    names.join(", ")
+                ),
+            )
+        }
+    }
+}
+
+/// The text of the configuration, with comments.
+fn configuration(data: &str, found: &Found) -> String {
+    let stages = machine::cores().clamp(1, 2);
+    let quoted = |text: &str| toml::Value::from(text).to_string();
+    let mut text = format!(
+        "# Made by gpipe init from what it found in {}.\n# Keys that are not here have their \
+        defaults; docs/reference/configuration.md explains all.\nseed = 1\n",
+        quoted(data)
+    );
+    let pipeline = format!(
+        "\n# The network is cut into stages, which work at the same time. Their number changes no \
+        result.\n[pipeline]\nstages = {stages}\nmicro_batches = 4\n"
+    );
+    let adam = "\n[optimizer]\nname = \"adamw\"\nlr = 2e-3\nweight_decay = 0.1\nwarmup_steps = \
+                30\n\n# Norms and biases are not decayed.\n[[optimizer.groups]]\nnames = \
+                [\"*norm.*\", \"*.bias\"]\nweight_decay = 0.0\n";
+    // Writing to a String does not fail.
+    let _ = match found {
+        Found::Text { files, bytes, has_json } => write!(
+            text,
+            "{}\n# {files} files, {}. Part of it is held out for validation.\n[data]\ntext = \
+            [{}]\n{}# Length of a sample, in tokens.\nsequence = 128\n{pipeline}{adam}{}",
+            transformer(*bytes),
+            Bytes(*bytes),
+            quoted(data),
+            if *has_json { "# JSON files are no text.\njson = \"skip\"\n" } else { "" },
+            train(500, 16)
+        ),
+        Found::Jsonl { fields: Fields::Messages, files, .. } => write!(
+            text,
+            "\n# Conversations need a model with a chat template: gpipe train THIS --from \
+            MODEL_FOLDER\n[data]\nkind = \"jsonl\"\nfiles = [{}]\n{pipeline}\n# Trains adapters; \
+            the model stays as it is.\n[lora]\nrank = 16\n\n[optimizer]\nname = \"adamw\"\nlr = \
+            2e-4\n{}",
+            list(files),
+            train(200, 8)
+        ),
+        Found::Jsonl { files, bytes, fields } => write!(
+            text,
+            "{}\n# {}. Part of it is held out for validation.\n[data]\nkind = \"jsonl\"\nfiles = \
+            [{}]\n# Length of a row, in tokens.\nsequence = 128\n{}{pipeline}{adam}{}",
+            transformer(*bytes),
+            Bytes(*bytes),
+            list(files),
+            match fields {
+                Fields::Prompt(prompt, completion) => format!(
+                    "# The completion is learned, the prompt is given.\nfields.prompt = {}\n\
+                    fields.completion = {}\n",
+                    quoted(prompt),
+                    quoted(completion)
+                ),
+                Fields::Text | Fields::Messages => String::new(),
+            },
+            train(500, 16)
+        ),
+        Found::Images { train: folder, validation, classes, images } => write!(
+            text,
+            "\n[model]\nkind = \"resnet\"\n# Blocks in each of the four groups, and channels of \
+            the first.\nblocks = [1, 1, 1, 1]\nwidth = 32\n\n# {images} images of {classes} \
+            classes.\n[data]\nkind = \"image-folder\"\nfolder = {}\n{}\n[images]\n# Side of the \
+            square that the network sees, in pixels. Larger shows more and takes longer.\nsize = \
+            64\n# Training sees a part of each image, mirrored half of the time.\ncrop = \
+            \"resized:0.5\"\nflip = 0.5\n{pipeline}\n[optimizer]\nname = \"sgd\"\nlr = 0.05\n\
+            weight_decay = 1e-4\nwarmup_steps = 30\nsgd.momentum = 0.9\n{}",
+            quoted(&folder.to_string_lossy()),
+            match validation {
+                Some(own) => format!("validation = {}\n", quoted(&own.to_string_lossy())),
+                None => "# Fraction that is held out for validation.\nvalidation_share = \
+                         0.1\n"
+                    .into(),
+            },
+            train(500, (*images / 2).clamp(4, 32))
+        ),
+        Found::Pairs { languages } => write!(
+            text,
+            "\n[model]\nkind = \"translation\"\nvocabulary = 8192\nfeatures = 256\nheads = 4\n\
+            head_size = 64\nhidden = 1024\nencoder_layers = 3\ndecoder_layers = 3\n\n# {languages} \
+            languages. Each line of LANGUAGE.tsv is a sentence, a tab, and its English \
+            translation.\n[data]\nkind = \"parallel\"\nfolder = {}\n# Size of a mini-batch, in \
+            tokens of the translations.\nbatch_tokens = 2048\n{pipeline}{adam}{}",
+            quoted(data),
+            train(1000, 32)
+        ),
+        Found::Model => write!(
+            text,
+            "\n# The model comes from its folder: gpipe train THIS --from {data} --data \
+            YOURS.jsonl\n{pipeline}\n# Trains adapters; the model stays as it is. 0 trains all of \
+            it.\n[lora]\nrank = 16\n\n[optimizer]\nname = \"adamw\"\nlr = 2e-4\n{}",
+            train(200, 8)
+        ),
+    };
+    text
+}
+
+/// The files as a list of TOML, without its brackets.
+fn list(files: &[PathBuf]) -> String {
+    let quoted = files.iter().map(|own| toml::Value::from(&*own.to_string_lossy()).to_string());
+    quoted.collect::<Vec<_>>().join(", ")
+}
+
+/// A small transformer for so many bytes of text.
+fn transformer(bytes: u64) -> String {
+    let vocabulary = if bytes < TEXT_BYTES_SMALL { 1024 } else { 4096 };
+    format!(
+        "\n[model]\nkind = \"transformer\"\n# Number of tokens that the tokenizer learns at \
+        most.\nvocabulary = {vocabulary}\nfeatures = 256\nheads = 4\nhidden = 1024\nblocks = 4\n"
+    )
+}
+
+/// How long to train.
+fn train(steps: u64, mini_batch: usize) -> String {
+    format!(
+        "\n[train]\nsteps = {steps}\n# Samples of a step.\nmini_batch = {mini_batch}\n\
+        validate_every = {}\n",
+        steps / 5
+    )
+}
+
+/// Says what was found, and what to run.
+fn tell(data: &Path, out: &Path, found: &Found) {
+    let (shown, config) = (data.display(), out.display());
+    let name = out.file_stem().unwrap_or_default().to_string_lossy();
+    let (what, flags, then) = match found {
+        Found::Text { files, bytes, .. } => (
+            format!("text: {files} files, {}", Bytes(*bytes)),
+            String::new(),
+            format!("gpipe generate out/{name} --prompt 'The '"),
+        ),
+        Found::Jsonl { files, bytes, fields } => (
+            format!("JSONL: {} files, {}", files.len(), Bytes(*bytes)),
+            match fields {
+                Fields::Messages => " --from MODEL_FOLDER".to_owned(),
+                Fields::Text | Fields::Prompt(..) => String::new(),
+            },
+            match fields {
+                Fields::Messages => format!("gpipe generate out/{name} --chat"),
+                Fields::Text | Fields::Prompt(..) => {
+                    format!("gpipe generate out/{name} --prompt 'The '")
+                }
+            },
+        ),
+        Found::Images { classes, images, .. } => (
+            format!("{images} images of {classes} classes"),
+            String::new(),
+            format!("gpipe predict out/{name} IMAGE.png"),
+        ),
+        Found::Pairs { languages } => (
+            format!("pairs of sentences in {languages} languages"),
+            String::new(),
+            format!("gpipe translate out/{name} --from LANGUAGE < LINES.txt"),
+        ),
+        Found::Model => (
+            "a model as Hugging Face distributes it".to_owned(),
+            format!(" --from {shown} --data YOURS.jsonl"),
+            format!("gpipe generate out/{name} --prompt 'The '"),
+        ),
+    };
+    say!("{shown}: {what}");
+    say!("written: {config}");
+    say!("train:   gpipe train {config}{flags}");
+    say!("then:    {then}");
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The configuration of a folder with these files. It is read and checked.
+    fn made(files: &[(&str, &str)]) -> Result<(String, Config), CliError> {
+        let folder = tempfile::tempdir().unwrap();
+        for (name, content) in files {
+            let path = folder.path().join("data").join(name);
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            fs::write(path, content).unwrap();
+        }
+        let out = folder.path().join("made.toml");
+        run(&InitArguments { data: folder.path().join("data"), out: Some(out.clone()) })?;
+        let text = fs::read_to_string(&out).unwrap();
+        let config = Config::from_text(&text, &out, &ConfigArguments::default())?;
+        Ok((text, config))
+    }
+
+    #[test]
+    fn oracle_each_kind_of_data_gets_its_configuration() {
+        let long = "Some words. ".repeat(1000);
+        for (files, kind) in [
+            (vec![("a.txt", &long[..])], "kind = \"transformer\""),
+            (vec![("a.txt", &long[..]), ("b.json", "{}")], "json = \"skip\""),
+            (vec![("a.jsonl", "{\"text\": \"x\"}\n"), ("b.txt", "few")], "kind = \"jsonl\""),
+            (vec![("a.jsonl", "{\"instruction\": \"x\", \"output\": \"y\"}")], "\"instruction\""),
+            (vec![("de.tsv", "Hallo\thello\n"), ("fr.tsv", "Salut\thello\n")], "\"parallel\""),
+        ] {
+            let (text, _) = made(&files).unwrap();
+            assert!(text.contains(kind), "{text}");
+        }
+    }
+
+    #[test]
+    fn fault_what_cannot_be_learned_from_is_refused() {
+        for (files, expected) in [
+            (vec![("a.txt", "short")], "too few"),
+            (vec![(".hidden", "x")], "nothing to learn from"),
+            (vec![("a.jsonl", "[1]")], "no JSON object"),
+            (vec![("a.jsonl", "{\"body\": \"x\"}")], "the fields body"),
+        ] {
+            let error = made(&files).map(|(text, _)| text).unwrap_err().to_string();
+            assert!(error.contains(expected), "{error}");
+        }
+    }
 }

@@ -9,7 +9,7 @@ use gpipe::Bytes;
 use gpipe_checkpoint::{
     Checkpoint, folder,
     manifest::{self, FileKind, Manifest},
-    tensor_file::{TensorFile, shown},
+    tensor_file::{FileError, TensorFile, shown},
 };
 use serde_json::json;
 
@@ -34,7 +34,15 @@ const FILES: [&str; 2] = [WEIGHTS, AVERAGES];
 pub(crate) fn run(arguments: &InspectArguments) -> Result<(), CliError> {
     let (path, json) = (&arguments.path, arguments.json);
     if path.is_file() {
-        return tensors(TensorFile::open(path)?, json);
+        let is_named = path.extension().is_some_and(|own| own == "safetensors");
+        return match TensorFile::open(path) {
+            Err(FileError::Format { .. }) if !is_named => Err(CliError::Usage(format!(
+                "{}: it is no safetensors file: give one, or the folder of a run, of a checkpoint \
+                or of a model",
+                path.display()
+            ))),
+            opened => tensors(opened?, json),
+        };
     }
     if model_folder::is_model_folder(path) {
         return model_folder(&ModelFolder::open(path)?, json);

@@ -87,7 +87,7 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
     }
     check(&config)?;
     setup::check_images(&config, processes)?;
-    let task = task::open(&config, None)?;
+    let task = setup::open(&config, None)?;
     let make = task.training(0, 0, task::ALL)?;
     let model = task::model(&config, task.vocabulary().size())?;
     complain!("{}", task.summary());

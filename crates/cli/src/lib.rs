@@ -12,11 +12,13 @@
 //! - [`profile`], [`plan`] and its [`plan_file`]: what layers cost, and how to run them
 //! - [`schedule`]: prints schedules, built-in or from a file
 //! - [`processes`]: a command in several processes; [`processes::launch`] starts them
-//! - [`inspect`], [`export`], [`import`], [`init`] (start from weights): files on disk
+//! - [`inspect`], [`export`], [`import`], [`initial_weights`]: files on disk
+//! - [`init`]: a configuration for data
 //! - [`facts`]: properties of a model that shapes do not show
 //! - [`run_folder`]: a trained model, as `train` wrote it
 //! - [`model_folder`]: a folder of Hugging Face's transformers
 //! - [`progress`], [`metrics`], [`summary`]: what a run shows and records
+//! - [`numbers`]: numbers and times as people write them
 //! - [`output`]: lines for the user; [`files`]: small files, written whole or not at all
 //! - [`faults`]: faults that tests inject through the environment
 
@@ -35,11 +37,13 @@ pub mod fuzzing;
 mod generate;
 mod import;
 mod init;
+mod initial_weights;
 mod inspect;
 mod ledger;
 mod machine;
 mod metrics;
 mod model_folder;
+mod numbers;
 mod output;
 mod plan;
 mod plan_choices;
@@ -67,11 +71,9 @@ mod verify;
 
 use std::process::ExitCode;
 
-use clap::Parser;
-
 use gpipe_distributed::environment::Environment;
 
-use crate::output::complain;
+use crate::output::{complain, say};
 
 /// The key of the deadline that a library's error asks to raise.
 fn deadline_key(exceeded: bool) -> &'static str {
@@ -129,7 +131,7 @@ enum CliError {
     StepFile(#[from] gpipe_observe::step_file::StepFileError),
     #[error(transparent)]
     Environment(#[from] gpipe_distributed::environment::EnvironmentError),
-    #[error("{what}: {source}{}", files::remedy(source))]
+    #[error("{what}: {}{}", files::plain(source), files::remedy(source))]
     Io { what: String, source: std::io::Error },
     /// A mini-batch is not finite, and the run is configured to stop.
     #[error("step {step}: {source}. To leave such mini-batches out: --on-nan skip")]
@@ -193,7 +195,7 @@ pub fn main() -> ExitCode {
     gpipe::compute_on_this_thread_alone();
     processes::launch::end_with_launcher();
     let here = Environment::read().map_err(CliError::from);
-    match here.and_then(|here| run(args::Arguments::parse().command, here.as_ref())) {
+    match here.and_then(|here| run(args::Arguments::read().command, here.as_ref())) {
         Ok(()) => match output::lost() {
             None => ExitCode::SUCCESS,
             Some(error) => {
@@ -230,5 +232,13 @@ fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliErro
         Command::Inspect(arguments) => inspect::run(&arguments),
         Command::Export(arguments) => export::export(&arguments),
         Command::Import(arguments) => import::import(&arguments),
+        Command::Init(arguments) => init::run(&arguments),
+        Command::Completions(arguments) => {
+            let mut command = args::Arguments::grouped();
+            let mut text = Vec::new();
+            clap_complete::generate(arguments.shell, &mut command, "gpipe", &mut text);
+            say!("{}", String::from_utf8_lossy(&text).trim_end());
+            Ok(())
+        }
     }
 }

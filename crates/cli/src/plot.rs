@@ -7,7 +7,15 @@ use gpipe_observe::{
     plot,
 };
 
-use crate::{CliError, args::PlotArguments, files::io, output::say};
+use crate::{
+    CliError,
+    args::{ConfigArguments, PlotArguments},
+    config::Config,
+    files::io,
+    output::say,
+    run_folder::{RunFolderError, config_of, runs_in},
+    task,
+};
 
 /// Reads the runs' records and writes one page.
 pub(crate) fn run(arguments: &PlotArguments) -> Result<(), CliError> {
@@ -27,6 +35,10 @@ pub(crate) fn run(arguments: &PlotArguments) -> Result<(), CliError> {
 fn read(folder: &Path) -> Result<Run, CliError> {
     let path = folder.join("metrics.jsonl");
     if !path.exists() {
+        let runs = runs_in(folder);
+        if !runs.is_empty() {
+            return Err(RunFolderError::Holds { folder: folder.to_owned(), runs }.into());
+        }
         return Err(CliError::Usage(format!(
             "there is no {}: name the folder of a run, as `gpipe train` printed it",
             path.display()
@@ -37,5 +49,11 @@ fn read(folder: &Path) -> Result<Run, CliError> {
         let path = path.display();
         return Err(CliError::Usage(format!("{path} has no records: plot after the first step")));
     }
-    Ok(Run::new(folder.display().to_string(), records))
+    let run = Run::new(folder.display().to_string(), records);
+    // A run whose configuration cannot be read is drawn all the same.
+    let config = ConfigArguments { config: config_of(folder), ..ConfigArguments::default() };
+    Ok(match Config::read(&config) {
+        Ok(config) => run.counting(task::unit(&config)),
+        Err(_) => run,
+    })
 }

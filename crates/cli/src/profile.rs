@@ -17,7 +17,7 @@ use gpipe_distributed::environment::Environment;
 
 use crate::{
     CliError,
-    args::{ConfigArguments, ProfileArguments},
+    args::{ConfigArguments, ProfileArguments, typed},
     config::Config,
     demand,
     files::{read_bounded, write_aside},
@@ -61,7 +61,9 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     if let Some(stages) = arguments.stages {
         config.set_stages(stages, arguments.config.device.is_some());
     }
-    config.check()?;
+    let stages = typed("pipeline.stages", "--stages", &arguments.stages);
+    let all: Vec<_> = stages.into_iter().chain(arguments.config.typed()).collect();
+    config.check_typed(&all)?;
     setup::check_images(&config, processes)?;
     processes.agree_on(&config)?;
     if processes.are_several() {
@@ -69,6 +71,12 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
         processes.replicate(config.pipeline.replicas)?;
     }
     let steps = arguments.config.steps.unwrap_or(STEPS);
+    let mut checked = config.clone();
+    if let ScheduleChoice::File(_) = checked.pipeline.schedule {
+        // It may be for another M. Then it is not measured.
+        checked.pipeline.schedule = ScheduleChoice::Named(Schedule::OneFOneB);
+    }
+    setup::check(&checked, None)?;
     let task = task::open(&config, None)?;
     say!("{}", task.summary());
     let model = task::model(&config, task.vocabulary().size())?;

@@ -1,13 +1,16 @@
 //! The reference pages that come from the code: configuration keys from their doc comments and
-//! defaults, and the command line from its own help. The tests compare the pages with the code;
+//! defaults, and the command line from its own help. So do the comments in the configuration of a
+//! run. The tests compare the pages with the code;
 //! `cargo xtask golden --bless` writes them.
 
 use std::{collections::HashMap, fmt::Write, fs, path::Path};
 
-use clap::CommandFactory;
 use syn::{Attribute, Expr, ExprLit, Fields, Item, Lit, Meta, Type};
 
-use crate::{args::Arguments, config};
+use crate::{
+    args::{Arguments, GROUPS},
+    config,
+};
 
 /// The sources in which keys are declared.
 const SOURCES: [&str; 3] = [
@@ -187,7 +190,7 @@ fn command_line() -> String {
 What `gpipe --help` and `gpipe COMMAND --help` print.
 "
     .to_owned();
-    let mut command = Arguments::command().term_width(90);
+    let mut command = Arguments::grouped().term_width(90);
     command.build();
     let names: Vec<String> =
         command.get_subcommands().map(|own| own.get_name().to_owned()).collect();
@@ -201,22 +204,94 @@ What `gpipe --help` and `gpipe COMMAND --help` print.
     text
 }
 
-/// Compares a page with the code, or writes it where `GPIPE_BLESS` is set.
-fn is_current(page: &str, text: &str) {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/reference").join(page);
-    if std::env::var_os("GPIPE_BLESS").is_some() {
-        fs::write(&path, text).unwrap();
+/// Each key with the first sentence of its documentation, for the comments of a run's
+/// configuration. A key of `[model]` or `[data]` follows its kind: `model.llama.blocks`.
+fn meanings() -> String {
+    let (tables, kinds) = declared();
+    let mut text = String::new();
+    meanings_of("Config", "", (&tables, &kinds), &mut text);
+    text
+}
+
+fn meanings_of(
+    of: &str,
+    prefix: &str,
+    (tables, kinds): (&HashMap<String, Table>, &HashMap<String, Kinds>),
+    text: &mut String,
+) {
+    for key in &tables[of].fields {
+        let path = format!("{prefix}{}", key.name);
+        if let Some(kinds_of) = kinds.get(&key.of) {
+            let names: &[&str] = if key.name == "model" { &config::MODELS } else { &config::DATA };
+            for (name, (_, own)) in names.iter().zip(kinds_of) {
+                meanings_of(own, &format!("{path}.{name}."), (tables, kinds), text);
+            }
+        } else if tables.contains_key(&key.of) {
+            meanings_of(&key.of, &format!("{path}."), (tables, kinds), text);
+        } else {
+            let first = key.doc.split_once(". ").map_or(&*key.doc, |(first, _)| first);
+            writeln!(text, "{path}\t{}.", first.trim_end_matches('.')).unwrap();
+        }
     }
-    let found = fs::read_to_string(&path).unwrap_or_default();
-    assert!(found == text, "docs/reference/{page} is not current: cargo xtask golden --bless");
+}
+
+/// Compares a file with the code, or writes it where `GPIPE_BLESS` is set. `path` begins at the
+/// crate.
+fn is_current(path: &str, text: &str) {
+    let file = Path::new(env!("CARGO_MANIFEST_DIR")).join(path);
+    if std::env::var_os("GPIPE_BLESS").is_some() {
+        fs::write(&file, text).unwrap();
+    }
+    let found = fs::read_to_string(&file).unwrap_or_default();
+    assert!(found == text, "{path} is not current: cargo xtask golden --bless");
+}
+
+#[test]
+fn golden_the_comments_of_configurations_are_what_the_code_says() {
+    is_current("src/config/meanings.tsv", &meanings());
+}
+
+#[test]
+fn oracle_every_command_is_in_one_group_and_has_an_example() {
+    let mut grouped: Vec<&str> =
+        GROUPS.iter().flat_map(|(_, names)| names.iter().copied()).collect();
+    grouped.sort_unstable();
+    let command = Arguments::grouped();
+    let mut all: Vec<&str> = command.get_subcommands().map(clap::Command::get_name).collect();
+    all.sort_unstable();
+    assert_eq!(grouped, all);
+    for own in command.get_subcommands() {
+        let example = own.get_after_help().map(ToString::to_string).unwrap_or_default();
+        let line = example
+            .strip_prefix("Example: ")
+            .unwrap_or_else(|| panic!("{}: no example", own.get_name()));
+        // It is read, too, up to what a shell does.
+        let words = line.split(" < ").next().unwrap().split(" > ").next().unwrap();
+        let words: Vec<String> = shell_words(words);
+        let read = Arguments::grouped().try_get_matches_from(&words);
+        assert!(read.is_ok(), "{line}: {:?}", read.err().map(|error| error.to_string()));
+        assert!(line.starts_with(&format!("gpipe {}", own.get_name())), "{line}");
+    }
+}
+
+/// The words of a line, some of them in single quotes.
+fn shell_words(line: &str) -> Vec<String> {
+    let mut words = Vec::new();
+    for (place, part) in line.split('\'').enumerate() {
+        match place % 2 {
+            0 => words.extend(part.split_whitespace().map(str::to_owned)),
+            _ => words.push(part.to_owned()),
+        }
+    }
+    words
 }
 
 #[test]
 fn golden_the_reference_of_the_configuration_is_what_the_code_says() {
-    is_current("configuration.md", &configuration());
+    is_current("../../docs/reference/configuration.md", &configuration());
 }
 
 #[test]
 fn golden_the_reference_of_the_command_line_is_what_the_code_says() {
-    is_current("command-line.md", &command_line());
+    is_current("../../docs/reference/command-line.md", &command_line());
 }

@@ -9,12 +9,13 @@ use std::path::{Path, PathBuf};
 use gpipe::{Pipeline, Schedule};
 use gpipe_checkpoint::{
     Checkpoint, TensorSet, fit::Fit, folder, manifest, names::NameMap, tensor_file::TensorFile,
+    weights::WeightsError,
 };
 use serde::{Deserialize, Serialize};
 
 use crate::{
     CliError,
-    args::{ConfigArguments, RunArguments},
+    args::{ConfigArguments, RunArguments, typed},
     config::Config,
     facts,
     model_folder::{self, CONFIG, ModelFolder},
@@ -36,6 +37,10 @@ pub(crate) const PLAN: &str = "plan.json";
 /// Folder of the run's checkpoints.
 pub(crate) const CHECKPOINTS: &str = "checkpoints";
 
+/// Maximum number of entries of a folder that are looked at for runs, and of runs that are listed.
+const ENTRIES_MAX: usize = 10_000;
+const LISTED_MAX: usize = 5;
+
 /// Errors of a trained model's files.
 #[derive(Debug, thiserror::Error)]
 pub(crate) enum RunFolderError {
@@ -51,6 +56,10 @@ pub(crate) enum RunFolderError {
         the run end, or give another run's folder"
     )]
     Missing { path: PathBuf },
+    #[error(
+        "{folder}: it is no run, but holds some: give one of them, such as {}", runs.join(", ")
+    )]
+    Holds { folder: PathBuf, runs: Vec<String> },
     #[error("{path}: there is no such file: {remedy}")]
     NoFile { path: PathBuf, remedy: &'static str },
     #[error(
@@ -160,7 +169,9 @@ impl RunFolder {
         if let Some(stages) = arguments.stages {
             config.set_stages(stages, arguments.device.is_some());
         }
-        config.check()?;
+        let stages = typed("pipeline.stages", "--stages", &arguments.stages);
+        let all: Vec<_> = stages.into_iter().chain(overrides.typed()).collect();
+        config.check_typed(&all)?;
         Ok(Self { config, vocabulary, source, averages: arguments.averages })
     }
 
@@ -175,6 +186,27 @@ impl RunFolder {
     /// its stages.
     pub(crate) fn pipeline(&self, processes: &Processes) -> Result<Pipeline, CliError> {
         processes.agree_on(&self.config)?;
+        self.with_weights(processes).map_err(|error| self.or_checkpoint(error))
+    }
+
+    /// Adds to an error of a damaged file the checkpoint that holds parameters of the same run.
+    fn or_checkpoint(&self, error: CliError) -> CliError {
+        let (CliError::Weights(WeightsError::Format { .. }), Source::Files { weights, .. }) =
+            (&error, &self.source)
+        else {
+            return error;
+        };
+        let folder = weights.parent().map(|run| run.join(CHECKPOINTS)).unwrap_or_default();
+        let newest = folder::newest(&folder).ok().and_then(|newest| newest.found);
+        let Some(checkpoint) = newest.filter(|_| folder.is_dir()) else { return error };
+        CliError::Usage(format!(
+            "{error}; or use the run's checkpoint of step {}: give {} in place of the run",
+            checkpoint.manifest().progress.batches,
+            checkpoint.folder().display()
+        ))
+    }
+
+    fn with_weights(&self, processes: &Processes) -> Result<Pipeline, CliError> {
         let model = task::model(&self.config, self.vocabulary.size())?;
         let (mut weights, config) = self.weights()?;
         let parameters = model.parameters();
@@ -240,6 +272,18 @@ pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliErro
         complain!("gpipe: warning: skipped {}: {reason}", folder.display());
     }
     Ok(newest.found)
+}
+
+/// The folders of runs in `folder`, by name, at most [`LISTED_MAX`].
+pub(crate) fn runs_in(folder: &Path) -> Vec<String> {
+    let entries = std::fs::read_dir(folder).into_iter().flatten().take(ENTRIES_MAX).flatten();
+    let is_run = |path: &PathBuf| {
+        path.join("config.toml").is_file()
+            && [WEIGHTS, CHECKPOINTS].iter().any(|name| path.join(name).exists())
+    };
+    let mut runs: Vec<PathBuf> = entries.map(|entry| entry.path()).filter(is_run).collect();
+    runs.sort_unstable();
+    runs.iter().take(LISTED_MAX).map(|path| path.display().to_string()).collect()
 }
 
 /// The location of a model's files, as processes send it to each other.
@@ -308,7 +352,12 @@ impl Source {
             return Self::files(folder.join("config.toml"), weights);
         }
         let Some(checkpoint) = checkpoint_in(folder)? else {
-            return Err(RunFolderError::Missing { path: weights }.into());
+            let runs = runs_in(folder);
+            return Err(match runs.is_empty() {
+                true => RunFolderError::Missing { path: weights },
+                false => RunFolderError::Holds { folder: folder.clone(), runs },
+            }
+            .into());
         };
         if !folder.join(manifest::NAME).exists() {
             complain!(

@@ -17,8 +17,27 @@ use crate::{
     },
     faults,
     processes::Processes,
-    task,
+    task::{self, Task, Vocabulary},
 };
+
+/// Opens the data as [`task::open`] does, after everything has been checked that can be without
+/// them.
+pub(crate) fn open(config: &Config, given: Option<Vocabulary>) -> Result<Box<dyn Task>, CliError> {
+    check(config, given.as_ref())?;
+    task::open(config, given)
+}
+
+/// Checks the network, its cut, the schedule and all settings of the pipeline. Reads no data and
+/// builds nothing.
+///
+/// `given` is the vocabulary of an earlier training, if there was one.
+pub(crate) fn check(config: &Config, given: Option<&Vocabulary>) -> Result<(), CliError> {
+    // An order that is still to be made will fit.
+    let config = config.before_order();
+    let size = given.map_or_else(|| task::expected_size(&config), |given| Ok(given.size()))?;
+    let model = task::model(&config, size)?;
+    Ok(pipeline(&config, model)?.check()?)
+}
 
 /// Refuses to skip unreadable images in several processes, since they might skip different ones.
 pub(crate) fn check_images(config: &Config, processes: &Processes) -> Result<(), CliError> {
@@ -75,12 +94,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
             devices => devices.to_vec(),
         })
         .kind(task::kind(config))
-        .kernels(match pipeline.kernels {
-            KernelChoice::Fastest => Kernels::fastest(),
-            KernelChoice::Aten => Kernels::Aten,
-            KernelChoice::ChannelsLast => Kernels::ChannelsLast,
-            KernelChoice::OneDnn => Kernels::OneDnn,
-        })
+        .kernels(kernels(config))
         .micro_batches(pipeline.micro_batches)
         .schedule(pipeline.schedule.schedule()?)
         .balance(pipeline.balance.clone())
@@ -108,6 +122,16 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
     }
     let builder = builder.learning_rate(learning_rate(config));
     Ok(faults::actions(with_optimizer(builder, optimizer)))
+}
+
+/// The configured kernels.
+pub(crate) fn kernels(config: &Config) -> Kernels {
+    match config.pipeline.kernels {
+        KernelChoice::Fastest => Kernels::fastest(),
+        KernelChoice::Aten => Kernels::Aten,
+        KernelChoice::ChannelsLast => Kernels::ChannelsLast,
+        KernelChoice::OneDnn => Kernels::OneDnn,
+    }
 }
 
 /// Reads what fits, one tensor at a time. Of several processes, each reads the tensors of its

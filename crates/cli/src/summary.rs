@@ -1,11 +1,11 @@
 //! The tables at the end of a run: where the time went, what the bubble consists of, and how to
 //! reduce it.
 
-use std::{collections::VecDeque, time::Duration};
+use std::{collections::VecDeque, fmt::Display, time::Duration};
 
 use gpipe::{Bytes, StepReport};
 
-use crate::{output::say, plan_file::Predicted};
+use crate::{numbers::short, output::say, plan_file::Predicted};
 
 /// Number of latest steps whose median time is taken.
 const LATEST: usize = 1024;
@@ -57,6 +57,25 @@ const PARTS: [&str; 8] = [
 const BUBBLE: std::ops::Range<usize> = 4..8;
 /// Minimum share of the step for which a part of the bubble gets advice.
 const WORTH_ADVICE: f64 = 0.02;
+
+/// Number of devices beside each other in the table, which then fits 80 columns.
+const COLUMNS: usize = 4;
+
+/// A line of the table.
+fn line<T: Display>(name: &str, cells: impl Iterator<Item = T>) -> String {
+    let cells: Vec<String> = cells.map(|cell| format!("{cell:>16}")).collect();
+    format!("{name:<14}{}", cells.concat())
+}
+
+/// A share in percent.
+fn percent(share: f64) -> String {
+    if share < 0.9995 { format!("{:.1}%", 100.0 * share) } else { format!("{:.0}%", 100.0 * share) }
+}
+
+/// A time with as many decimals as matter.
+fn milliseconds(ms: f64) -> String {
+    if ms < 99_999.0 { format!("{ms:.1}") } else { format!("{ms:.0}") }
+}
 
 impl Summary {
     /// An empty summary, whose targets are counted in `unit`s.
@@ -150,10 +169,9 @@ impl Summary {
 
     /// The composition of the bubble, and a line of advice for each large part, the largest first.
     fn advice(&self) -> Vec<String> {
-        let shares = BUBBLE.map(|part| format!("{} {:.1}%", PARTS[part], 100.0 * self.share(part)));
+        let shares = BUBBLE.map(|part| format!("{} {}", percent(self.share(part)), PARTS[part]));
         let shares: Vec<String> = shares.collect();
-        let mut lines =
-            vec![format!("bubble {:.1}% = {}", 100.0 * self.bubble(), shares.join(" + "))];
+        let mut lines = vec![format!("bubble {}: {}", percent(self.bubble()), shares.join(", "))];
         let mut parts: Vec<usize> =
             BUBBLE.filter(|&part| self.share(part) >= WORTH_ADVICE).collect();
         parts.sort_by(|&a, &b| self.share(b).total_cmp(&self.share(a)));
@@ -180,33 +198,37 @@ impl Summary {
         if self.is_shared { "device" } else { "stage" }
     }
 
-    /// The tables of time per step, and of memory and messages, by device.
-    fn tables(&self) -> Vec<String> {
+    /// The table of time, memory and messages per step, with a column for each device. It has
+    /// several parts if there are many devices.
+    fn table(&self) -> Vec<String> {
         let steps = self.steps as f64;
-        let heads: Vec<String> = PARTS.iter().map(|part| format!("{part:>14}")).collect();
-        let (row, width) = (self.row(), self.row().len());
-        let mut lines = vec![format!("{row}{}", heads.concat())];
-        for (number, stage) in self.devices.iter().enumerate() {
-            let cell = |ms: &f64| {
+        let mut rows: Vec<(&str, Vec<String>)> = Vec::new();
+        for (part, name) in PARTS.iter().enumerate() {
+            let cell = |device: &DeviceSums| {
+                let ms = device.parts_ms[part];
                 let percent = format!("({:.0}%)", 100.0 * ms / self.step_ms);
-                format!("{:>8.1} {percent:>5}", ms / steps)
+                format!("{} {percent:>5}", milliseconds(ms / steps))
             };
-            let cells: Vec<String> = stage.parts_ms.iter().map(cell).collect();
-            lines.push(format!("{number:>width$}{}", cells.concat()));
+            rows.push((name, self.devices.iter().map(cell).collect()));
         }
-        lines.extend(self.advice());
-        lines.push(format!("{row}   peak memory   sent per step"));
-        lines.extend(self.devices.iter().enumerate().map(|(number, stage)| {
-            let (peak, sent) = (Bytes(stage.peak), Bytes(stage.sent / self.steps.max(1)));
-            format!("{number:>width$}   {:>11}   {:>13}", peak.to_string(), sent.to_string())
-        }));
-        if self.devices.iter().any(|stage| stage.offloaded > 0) {
-            lines.push(format!("{row}   offloaded per step   waited for it"));
-            lines.extend(self.devices.iter().enumerate().map(|(number, stage)| {
-                let moved = Bytes(stage.offloaded / self.steps.max(1)).to_string();
-                let waited = format!("{:.1} ms", stage.offload_wait_ms / steps);
-                format!("{number:>width$}   {moved:>18}   {waited:>13}")
-            }));
+        let bytes = |of: fn(&DeviceSums) -> u64, over: u64| {
+            let cell = |device: &DeviceSums| Bytes(of(device) / over.max(1)).to_string();
+            self.devices.iter().map(cell).collect::<Vec<_>>()
+        };
+        rows.push(("peak memory", bytes(|device| device.peak, 1)));
+        rows.push(("sent", bytes(|device| device.sent, self.steps)));
+        if self.devices.iter().any(|device| device.offloaded > 0) {
+            rows.push(("offloaded", bytes(|device| device.offloaded, self.steps)));
+            let waited = |device: &DeviceSums| milliseconds(device.offload_wait_ms / steps);
+            rows.push(("waited for it", self.devices.iter().map(waited).collect()));
+        }
+        let mut lines = Vec::new();
+        for first in (0..self.devices.len()).step_by(COLUMNS) {
+            let columns = first..self.devices.len().min(first + COLUMNS);
+            let heads = columns.clone().map(|device| format!("{} {device}", self.row()));
+            lines.push(line("", heads));
+            lines
+                .extend(rows.iter().map(|(name, cells)| line(name, cells[columns.clone()].iter())));
         }
         lines
     }
@@ -221,27 +243,25 @@ impl Summary {
         let saving_ms = saving.as_secs_f64() * 1e3;
         let unit = self.unit;
         say!(
-            "trained {} steps, {:.0} {unit}s in {:.1} s: {:.1} ms/step, {:.0} {unit}s/s, bubble \
-            {:.1}%",
+            "trained {} steps, {} {unit}s in {:.1} s: {:.1} ms/step, {} {unit}s/s, bubble {:.1}%",
             self.steps,
-            self.targets,
+            short(self.targets),
             elapsed_ms / 1e3,
             self.step_ms / steps,
-            self.targets / (elapsed_ms / 1e3),
+            short(self.targets / (elapsed_ms / 1e3)),
             100.0 * self.bubble()
         );
         if self.skipped > 0 {
             say!("{} steps were skipped because float16 gradients overflowed", self.skipped);
         }
         say!("where the time went, ms per step (% of the step):");
-        for line in self.tables() {
+        for line in self.table().into_iter().chain(self.advice()) {
             say!("{line}");
         }
         let rest = elapsed_ms - self.step_ms - self.data_wait_ms - self.validation_ms - saving_ms;
         say!(
-            "of {:.1} s: in steps {:.1}%, waiting for batches {:.1}%, validating {:.1}%, waiting \
-            for checkpoints {:.1}%, the rest {:.1}%",
-            elapsed_ms / 1e3,
+            "of the time: in steps {:.1}%, waiting for batches {:.1}%, validating {:.1}%,\n  \
+            waiting for checkpoints {:.1}%, the rest {:.1}%",
             100.0 * self.step_ms / elapsed_ms,
             100.0 * self.data_wait_ms / elapsed_ms,
             100.0 * self.validation_ms / elapsed_ms,
@@ -275,58 +295,64 @@ mod tests {
     }
 
     #[test]
-    fn oracle_the_tables_say_where_the_time_went_and_what_to_do() {
+    fn oracle_the_table_says_where_the_time_went_and_what_to_do() {
         let summary = summary(&[
             [200.0, 100.0, 300.0, 50.0, 10.0, 220.0, 120.0, 0.0],
             [220.0, 120.0, 340.0, 50.0, 10.0, 220.0, 0.0, 40.0],
         ]);
-        let expected = "\
-stage       forward     recompute      backward     optimizer \
-communication    fill/drain     imbalance        stalls
-    0    20.0 (20%)    10.0 (10%)    30.0 (30%)     5.0  (5%)     1.0  (1%)    22.0 (22%)    12.0 \
-    (12%)     0.0  (0%)
-    1    22.0 (22%)    12.0 (12%)    34.0 (34%)     5.0  (5%)     1.0  (1%)    22.0 \
-    (22%)     0.0  (0%)     4.0  (4%)
-bubble 31.0% = communication 1.0% + fill/drain 22.0% + imbalance 6.0% + stalls 2.0%
-  fill/drain 22%: more micro-batches make it less
-  imbalance 6%: stage 1 is the slowest; `gpipe plan` can move a layer from it
-  stalls 2%: times vary: other work on the machine, or more threads than cores
-stage   peak memory   sent per step
-    0       1.0 GiB             7 B
-    1       1.0 GiB             7 B";
-        assert_eq!(summary.tables().join("\n"), expected);
+        let expected = [
+            "                       stage 0         stage 1",
+            "forward             20.0 (20%)      22.0 (22%)",
+            "recompute           10.0 (10%)      12.0 (12%)",
+            "backward            30.0 (30%)      34.0 (34%)",
+            "optimizer            5.0  (5%)       5.0  (5%)",
+            "communication        1.0  (1%)       1.0  (1%)",
+            "fill/drain          22.0 (22%)      22.0 (22%)",
+            "imbalance           12.0 (12%)       0.0  (0%)",
+            "stalls               0.0  (0%)       4.0  (4%)",
+            "peak memory            1.0 GiB         1.0 GiB",
+            "sent                       7 B             7 B",
+        ];
+        assert_eq!(summary.table(), expected);
+        let expected = [
+            "bubble 31.0%: 1.0% communication, 22.0% fill/drain, 6.0% imbalance, 2.0% stalls",
+            "  fill/drain 22%: more micro-batches make it less",
+            "  imbalance 6%: stage 1 is the slowest; `gpipe plan` can move a layer from it",
+            "  stalls 2%: times vary: other work on the machine, or more threads than cores",
+        ];
+        assert_eq!(summary.advice(), expected);
         assert!((summary.bubble() - 0.31).abs() < 1e-12);
     }
 
     #[test]
-    fn oracle_the_tables_say_what_was_offloaded() {
+    fn oracle_the_table_says_what_was_offloaded() {
         let mut summary = summary(&[[100.0; 8]; 2]);
         (summary.devices[0].offloaded, summary.devices[0].offload_wait_ms) = (10 << 20, 25.0);
-        let expected = "\
-stage   offloaded per step   waited for it
-    0              1.0 MiB          2.5 ms
-    1                  0 B          0.0 ms";
-        assert!(summary.tables().join("\n").ends_with(expected), "{:?}", summary.tables());
+        let expected = [
+            "offloaded              1.0 MiB             0 B",
+            "waited for it              2.5             0.0",
+        ];
+        assert!(summary.table().ends_with(&expected.map(str::to_owned)), "{:?}", summary.table());
     }
 
     #[test]
-    fn oracle_the_tables_fit_120_columns() {
+    fn oracle_the_table_fits_80_columns() {
         // Steps of three hours, entirely in one part.
         for part in 0..8 {
             let mut parts = [0.0; 8];
             parts[part] = 1e8;
             let mut summary = summary(&[parts; 64]);
             summary.step_ms = 1e8;
-            let lines = summary.tables();
+            let lines: Vec<String> = summary.table().into_iter().chain(summary.advice()).collect();
             let longest = lines.iter().map(|line| line.chars().count()).max();
-            assert!(longest <= Some(120), "{lines:?}");
+            assert!(longest <= Some(80), "{lines:?}");
         }
     }
 
     #[test]
     fn oracle_what_is_not_worth_it_gets_no_advice() {
         let one = summary(&[[400.0, 0.0, 580.0, 10.0, 0.0, 0.0, 0.0, 10.0]]);
-        let none = "communication 0.0% + fill/drain 0.0% + imbalance 0.0% + stalls 1.0%";
-        assert_eq!(one.advice(), [format!("bubble 1.0% = {none}")]);
+        let none = "0.0% communication, 0.0% fill/drain, 0.0% imbalance, 1.0% stalls";
+        assert_eq!(one.advice(), [format!("bubble 1.0%: {none}")]);
     }
 }

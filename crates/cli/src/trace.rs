@@ -154,7 +154,7 @@ fn trained(
     setup::check_images(&config, processes)?;
     processes.agree_on(&config)?;
     processes.replicate(config.pipeline.replicas)?;
-    let task = task::open(&config, None)?;
+    let task = setup::open(&config, None)?;
     processes.agree_on_data(&task.fingerprint())?;
     let make = task.training(0, 0, task::ALL)?;
     let model = task::model(&config, task.vocabulary().size())?;

@@ -40,6 +40,18 @@ struct Variant {
     among: bool,
 }
 
+impl Variant {
+    /// The configuration, run this way.
+    fn of(&self, config: &Config) -> Config {
+        let mut config = config.clone();
+        config.pipeline.stages = self.stages;
+        config.pipeline.schedule = self.schedule.clone();
+        config.pipeline.remat.clone_from(&self.remat);
+        config.pipeline.micro_batches = self.micro_batches;
+        config
+    }
+}
+
 /// The values that a run computed, in order. With several processes, these are the values of this
 /// process's stages.
 struct Computed {
@@ -82,6 +94,7 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
         "what is verified".into(),
         format!("{variants:?} {}", arguments.resume),
     )])?;
+    variants.iter().try_for_each(|variant| setup::check(&variant.of(&config), None))?;
     let task = task::open(&config, None)?;
     let task = task.as_ref();
     processes.agree_on_data(&task.fingerprint())?;
@@ -189,11 +202,7 @@ fn build(
     variant: &Variant,
     (task, processes): (&dyn Task, &Processes),
 ) -> Result<Pipeline, CliError> {
-    let mut config = config.clone();
-    config.pipeline.stages = variant.stages;
-    config.pipeline.schedule = variant.schedule.clone();
-    config.pipeline.remat.clone_from(&variant.remat);
-    config.pipeline.micro_batches = variant.micro_batches;
+    let config = variant.of(config);
     let model = task::model(&config, task.vocabulary().size())?;
     demand::refuse(&config, &model, processes)?;
     let builder = match variant.among {

@@ -195,7 +195,7 @@ fn property_a_long_run_holds_no_more_at_its_end() {
     let command: Vec<&str> = own.chain(["--out", "run"]).collect();
     let mut run = Process::start(&mut folder.command(&command));
     let mut at = |step: u64| {
-        run.until(&format!("step {step}: saved"));
+        run.until(&format!("saved step {step}: "));
         held(run.number(), &folder.path("run"))
     };
     let tenth = steps / 10;

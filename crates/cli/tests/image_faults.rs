@@ -390,7 +390,7 @@ fn regression_the_weight_of_the_auxiliary_loss_is_looked_at_before_any_step() {
     let folder = with_images();
     for value in ["-1.0", "nan", "inf"] {
         let set = format!("model.auxiliary={value}");
-        let parts = ["model.auxiliary = ", "use 0 (no auxiliary head) or a positive number"];
+        let parts = ["--set model.auxiliary=", "use 0 (no auxiliary head) or a positive number"];
         refuses(&folder, "amoebanet.toml", &["--set", &set], &parts);
     }
 }

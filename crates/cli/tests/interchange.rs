@@ -107,7 +107,7 @@ fn fault_inspect_finds_what_is_damaged_or_nothing() {
     for (path, reason) in [
         ("nowhere", "there is no such file or folder"),
         ("empty", "it is no checkpoint, no run"),
-        ("text.txt", "not a safetensors file"),
+        ("text.txt", "it is no safetensors file: give one"),
     ] {
         folder.refuses(&["inspect", path], &[path, reason]);
     }
@@ -154,7 +154,7 @@ fn fault_what_cannot_be_exported_is_told() {
     export("run", &["--averages"], &["run/checkpoints/step-00000012", "no moving averages"]);
     export("run", &["--dtype", "int8"], &["--dtype", "'int8' is not one of float32"]);
     export("empty", &[], &["empty", "neither a checkpoint nor weights.safetensors"]);
-    export("nowhere", &[], &["nowhere", "give the folder of a checkpoint or of a run"]);
+    export("nowhere", &[], &["nowhere", "there is no such folder"]);
     let nowhere = ["export", "run", "--out", "text.txt/w.safetensors"];
     folder.refuses(&nowhere, &["text.txt: "]);
     // A folder that is missing is made.

@@ -424,7 +424,7 @@ fn fault_processes_that_do_not_fit_are_refused() {
     fails(&three, &["3 processes for 2 stages", "rank "]);
     fails(&["launch", "--processes", "0", "--", "train"], &["--processes 0: use 1 to"]);
     fails(&["launch", "--processes", "2", "--", "launch"], &["cannot launch itself"]);
-    fails(&["launch", "--processes", "2", "train"], &["--"]);
+    fails(&["launch", "--processes", "2", "train", "none.toml"], &["none.toml"]);
     let verify = ["verify", "tiny.toml", "--text", "text.txt", "--stages", "1"];
     fails(&launched("2", &verify), &["2 processes, and fewer stages", "give --stages 2 or more"]);
     fails(&launched("2", &["train", "none.toml"]), &["none.toml"]);

@@ -282,7 +282,7 @@ fn fault_a_full_disk_costs_checkpoints_and_not_the_run() {
     let Some(printed) = with_mounts(&folder, test, &script) else { return };
     let read = |name: &str| fs::read_to_string(folder.path(name)).unwrap();
     let (out, errors) = (read("first.out"), read("first.err"));
-    assert!(out.contains("step 4: saved disk/run/checkpoints/step-00000004 "), "{out}");
+    assert!(out.contains("saved step 4: disk/run/checkpoints/step-00000004 "), "{out}");
     let warning = errors.lines().find(|line| line.contains("a checkpoint was not saved")).unwrap();
     for part in ["gpipe: warning: ", "cannot write ", ".writing/", "make room", "the run goes on"] {
         assert!(warning.contains(part), "'{part}' is not in: {warning}");
@@ -342,7 +342,7 @@ fn fault_a_disk_without_room_for_the_last_files_is_an_error_that_names_them() {
     let mut arguments = train("disk/run", &[]);
     arguments[5] = "none";
     let script = format!(
-        "mkdir disk; mount -t tmpfs -o size=36k tmpfs disk
+        "mkdir disk; mount -t tmpfs -o size=44k tmpfs disk
         $GPIPE {} 2>&1 || echo code $?; ls disk/run",
         arguments.join(" ")
     );

@@ -141,7 +141,7 @@ fn regression_a_run_whose_folder_is_replaced_writes_nothing_into_the_other() {
         // A save is slow, and the folder is moved well before the tenth step, after which
         // `step.json` is written.
         let mut run = Process::start(command.env("GPIPE_TEST_FILE_DELAY_MS", "20"));
-        run.until("saved run/checkpoints/step-00000002");
+        run.until("saved step 2: run/checkpoints/step-00000002");
         fs::rename(folder.path("run"), folder.path("moved")).unwrap();
         fs::create_dir(folder.path("run")).unwrap();
         assert_eq!(run.end(), Ok(1), "{}", run.printed);

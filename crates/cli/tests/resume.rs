@@ -203,7 +203,7 @@ fn transparency_more_steps_are_trained_and_none_are_trained_twice() {
                 folder.succeeds(&constant("run", "4", &[&more[..], &["--resume", "auto"]].concat()))
             }
         };
-        assert!(printed.contains("all 4 steps are done: --steps N trains more"), "{printed}");
+        assert!(printed.contains("all 4 steps are done: --steps 8 goes on to step 8"), "{printed}");
         let again = [folder.weights("run"), bytes(&folder.path("run/averages.safetensors"))];
         assert!(again == ended, "{resume}");
     }
@@ -392,8 +392,8 @@ fn fault_settings_of_checkpoints_that_make_no_sense_are_refused() {
         );
     }
     refuses(&["--set", "checkpoint.every=0"], &["checkpoint", "every"]);
-    refuses(&["--keep", "0"], &["checkpoint.keep = 0: keep at least 1"]);
-    refuses(&["--keep-best"], &["checkpoint.keep_best", "set train.validate_every"]);
+    refuses(&["--keep", "0"], &["--keep 0: keep at least 1"]);
+    refuses(&["--keep-best"], &["--keep-best", "set train.validate_every"]);
     refuses(&["--on-nan", "ignore"], &["--on-nan", "is not one of stop, skip"]);
 }
 

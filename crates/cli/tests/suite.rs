@@ -9,6 +9,7 @@ mod adapters;
 mod cli;
 mod common;
 mod environments;
+mod explained;
 mod folders;
 mod foreign_weights;
 mod image_faults;

@@ -5,7 +5,7 @@ use std::path::Path;
 use crate::{
     Document, Result, Tokenizer,
     images::{Image, decode},
-    jsonl::{ChatTemplate, Encoder, Fields, OnBadLine, Rows, TemplateError, batches, cache},
+    jsonl::{ChatTemplate, Encoder, Fields, OnBadLine, Rows, Samples, TemplateError, batches},
     parallel,
 };
 
@@ -51,7 +51,7 @@ pub fn lines(path: &Path) -> Result<usize> {
 
 /// Reads a file of cached samples. Returns whether the file is intact.
 pub fn kept_samples(path: &Path) -> bool {
-    cache::read(path).is_some()
+    Samples::kept(path).is_some()
 }
 
 /// Renders a conversation with a chat template. Returns the length of the text in bytes.

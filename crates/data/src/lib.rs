@@ -27,8 +27,8 @@
 //! without communicating. [`TrainBatches::batch`] and [`images::TrainImages::batch`] therefore
 //! offer random access.
 //!
-//! Also absent: tensors (a [`Batch`] holds plain `Vec<i64>`), downloads and caches
-//! ([`Corpus::fingerprint`] is a key for callers that cache).
+//! Also absent: tensors (a [`Batch`] holds plain `Vec<i64>`) and downloads. [`kept`] keeps what was
+//! prepared for later runs, by content; its callers say where.
 //!
 //! ```
 //! use gpipe_data::{Document, TokenSet, Tokenizer, TrainBatches};
@@ -61,6 +61,7 @@ pub mod fuzzing;
 mod hash;
 pub mod images;
 pub mod jsonl;
+pub mod kept;
 mod loader;
 mod omissions;
 mod order;
@@ -78,4 +79,4 @@ pub use tokenizer::{
     END_OF_DOCUMENT, EndToken, TRAINING_BYTES_MAX, TextStream, Tokenizer, VOCABULARY_MAX,
     VOCABULARY_MIN, end_in_config,
 };
-pub use tokens::TokenSet;
+pub use tokens::{TokenSet, shuffle};

@@ -3,14 +3,26 @@
 use std::f64::consts::LN_2;
 
 use gpipe_core::splitmix::{self, Stream};
+use serde::{Deserialize, Serialize};
 
 use crate::{Document, Result, Tokenizer};
 
 /// Stream number that separates the order of documents from other uses of the seed.
 const DOCUMENTS_STREAM: u64 = 3;
 
+/// Brings documents into an order that depends on the seed. Sorting by name puts documents of one
+/// folder side by side. Shuffling keeps them from sharing most of their windows.
+///
+/// The order is the same in all epochs, and uniform (a Fisher-Yates shuffle).
+pub fn shuffle(documents: &mut [&Document], seed: u64) {
+    let mut stream = Stream::new(splitmix::key(&[seed, DOCUMENTS_STREAM]));
+    for last in (1..documents.len()).rev() {
+        documents.swap(last, stream.below(last + 1));
+    }
+}
+
 /// Documents encoded and joined, each followed by the end-of-document token.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct TokenSet {
     /// All tokens in the order of the documents.
     pub tokens: Vec<u32>,
@@ -24,33 +36,17 @@ impl TokenSet {
     /// # Errors
     /// Fails as [`Tokenizer::encode`] does.
     pub fn encode(tokenizer: &Tokenizer, documents: &[Document]) -> Result<TokenSet> {
-        Self::join(tokenizer, documents)
+        Self::encode_each(tokenizer, &documents.iter().collect::<Vec<_>>(), |_| ())
     }
 
-    /// Encodes documents in an order that depends on the seed. Sorting by name puts documents of
-    /// one folder side by side. Shuffling keeps them from sharing most of their windows.
-    ///
-    /// The order is the same in all epochs, and uniform (a Fisher-Yates shuffle). Each document
-    /// occurs once.
+    /// Encodes documents in their order. After each, `told` gets the number of bytes so far.
     ///
     /// # Errors
     /// Fails as [`Tokenizer::encode`] does.
-    pub fn encode_shuffled(
+    pub fn encode_each(
         tokenizer: &Tokenizer,
-        documents: &[Document],
-        seed: u64,
-    ) -> Result<TokenSet> {
-        let mut order: Vec<&Document> = documents.iter().collect();
-        let mut stream = Stream::new(splitmix::key(&[seed, DOCUMENTS_STREAM]));
-        for last in (1..order.len()).rev() {
-            order.swap(last, stream.below(last + 1));
-        }
-        Self::join(tokenizer, order)
-    }
-
-    fn join<'a>(
-        tokenizer: &Tokenizer,
-        documents: impl IntoIterator<Item = &'a Document>,
+        documents: &[&Document],
+        mut told: impl FnMut(u64),
     ) -> Result<TokenSet> {
         let mut set = TokenSet { tokens: Vec::new(), bytes: 0 };
         for document in documents {
@@ -60,6 +56,7 @@ impl TokenSet {
                 set.tokens.push(tokenizer.end_of_document());
             }
             set.bytes += document.text.len() as u64;
+            told(set.bytes);
         }
         Ok(set)
     }

@@ -1,4 +1,5 @@
-//! Arguments of the commands that read and convert files.
+//! Arguments of the commands that read, draw and convert files, and of those that write what a user
+//! begins with.
 
 use std::path::PathBuf;
 
@@ -69,4 +70,34 @@ pub(crate) struct ImportArguments {
     /// Weights file to write, for `gpipe train --init` and `gpipe eval --weights`
     #[arg(long, value_name = "FILE.safetensors")]
     pub out: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PlotArguments {
+    /// Folders of runs, with their metrics.jsonl; several runs share one set of axes
+    #[arg(value_name = "DIR", required = true)]
+    pub runs: Vec<PathBuf>,
+    /// SVG page to write [default: plot.svg in the first DIR]
+    #[arg(long, value_name = "FILE.svg")]
+    pub out: Option<PathBuf>,
+}
+
+/// Arguments of `gpipe init`.
+#[derive(Debug, Args)]
+pub(crate) struct InitArguments {
+    /// Folder of data, a JSONL file or a text file
+    #[arg(long, value_name = "FOLDER|FILE")]
+    pub data: PathBuf,
+    /// Configuration to write, which must not exist yet [default: NAME.toml, with the NAME of the
+    /// data]
+    #[arg(long, value_name = "FILE.toml")]
+    pub out: Option<PathBuf>,
+}
+
+/// Arguments of `gpipe completions`.
+#[derive(Debug, Args)]
+pub(crate) struct CompletionsArguments {
+    /// The shell
+    #[arg(value_name = "SHELL")]
+    pub shell: clap_complete::Shell,
 }

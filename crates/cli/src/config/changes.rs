@@ -152,7 +152,9 @@ fn effect(key: &str, old: &Option<toml::Value>, new: &Option<toml::Value>) -> Ef
             }
         }
         // `on_nan` only says whether a run goes on after a NaN: no finite step depends on it.
-        "train.validate_every" | "train.prefetch" | "train.on_nan" => Effect::Nothing,
+        "train.validate_every" | "train.log_every" | "train.prefetch" | "train.on_nan" => {
+            Effect::Nothing
+        }
         "lora.dropout" => Effect::FromHereOn,
         _ if key.starts_with("model.") || key.starts_with("lora.") => {
             Effect::Refused("the saved parameters are of another model")

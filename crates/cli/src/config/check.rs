@@ -108,6 +108,13 @@ impl Config {
 
     fn check_optimizer(&self) -> Result {
         let optimizer = &self.optimizer;
+        for (key, value) in
+            [("optimizer.lr", optimizer.lr), ("optimizer.weight_decay", optimizer.weight_decay)]
+        {
+            if !(value.is_finite() && value >= 0.0) {
+                return refuse(key, value, "use a number of at least 0");
+            }
+        }
         if optimizer.clip_norm.is_nan() || optimizer.clip_norm < 0.0 {
             let value = optimizer.clip_norm;
             return refuse("optimizer.clip_norm", value, "use 0 (off) or a positive number");

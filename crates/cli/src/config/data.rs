@@ -60,6 +60,11 @@ pub(crate) struct TextConfig {
     /// Maximum amount of text taken from one crate, such as `1MiB`. `all` sets no limit.
     #[serde(with = "as_text")]
     pub crate_bytes: MostBytes,
+    /// Folder in which tokens are cached for later runs, keyed by the content of the data and by
+    /// the settings that they depend on. `auto` is `gpipe/tokens` in the user's cache folder. `off`
+    /// caches nothing.
+    #[serde(with = "as_text")]
+    pub cache: CacheChoice,
 }
 
 /// JSONL, each line a sample: a text, a prompt with its completion, or the messages of a
@@ -172,6 +177,11 @@ pub(crate) struct ParallelConfig {
     /// Temperature T of the language mixture: languages are drawn in proportion to the 1/T-th power
     /// of their number of pairs. 1 draws them by size, and higher values favor small languages.
     pub temperature: f64,
+    /// Folder in which tokens are cached for later runs, keyed by the content of the data and by
+    /// the settings that they depend on. `auto` is `gpipe/tokens` in the user's cache folder. `off`
+    /// caches nothing.
+    #[serde(with = "as_text")]
+    pub cache: CacheChoice,
 }
 
 /// A file of sentence pairs.
@@ -300,6 +310,7 @@ impl Default for TextConfig {
             train_bytes: MostBytes::All,
             validation_bytes: MostBytes::All,
             crate_bytes: MostBytes::All,
+            cache: CacheChoice::Auto,
         }
     }
 }
@@ -347,6 +358,7 @@ impl Default for ParallelConfig {
             length: 64,
             batch_tokens: 4096,
             temperature: 5.0,
+            cache: CacheChoice::Auto,
         }
     }
 }

@@ -4,10 +4,9 @@ use serde::Deserialize;
 
 use super::{
     Config, ConfigError, Data, Model,
-    kind::{DATA, MODELS},
+    kind::{DATA, KIND, MODELS},
 };
 
-const KIND: &str = "kind";
 /// The similarity above which a name is suggested for a misspelt one.
 const LIKENESS: f64 = 0.8;
 const TABLES: &str =
@@ -158,7 +157,8 @@ fn collect_keys(table: &toml::Table, prefix: &str, all: &mut Vec<String>) {
 
 /// Applies one `a.b=c`. `c` is TOML, or plain text if it does not parse as TOML.
 pub(super) fn set(table: &mut toml::Table, text: &str) -> Result<(), ConfigError> {
-    let error = |reason: &str| ConfigError::Set { text: text.to_owned(), reason: reason.into() };
+    let error =
+        |reason: &str| ConfigError::Typed { typed: format!("--set {text}"), reason: reason.into() };
     let (key, value) = text.split_once('=').ok_or_else(|| error("write it as KEY=VALUE"))?;
     let (key, value) = (key.trim(), value.trim());
     let all = defaults(table, "--set")?;

@@ -3,6 +3,8 @@
 
 use serde::{Deserialize, Deserializer};
 
+/// The key on which the other keys of a table depend.
+pub(super) const KIND: &str = "kind";
 /// Kinds of `[model]`.
 pub(crate) const MODELS: [&str; 6] =
     ["transformer", "llama", "huggingface", "translation", "amoebanet", "resnet"];

@@ -3,10 +3,12 @@
 //! - [`tables`]: the keys and their defaults; [`model`], [`data`]: those that depend on a [`kind`]
 //! - [`keys`]: unknown keys, and `--set`; [`unreadable`]: values that cannot be read
 //! - [`check`]: checks before anything is read
+//! - [`commented`]: the file of a run, with comments
 //! - [`changes`]: what a resumed run may change
 
 mod changes;
 mod check;
+mod commented;
 mod data;
 mod keys;
 mod kind;
@@ -18,9 +20,9 @@ mod unreadable;
 use std::path::{Path, PathBuf};
 
 pub(crate) use crate::values::{
-    CacheChoice, CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice,
-    MomentsChoice, OnBadLineChoice, OnNan, OnUnreadableChoice, OptimizerName, PackingChoice,
-    TokenizerChoice, VariantName,
+    CropChoice, Decays, Dtype, Every, GeluChoice, JsonChoice, KernelChoice, MomentsChoice,
+    OnBadLineChoice, OnNan, OnUnreadableChoice, OptimizerName, PackingChoice, TokenizerChoice,
+    VariantName,
 };
 pub(crate) use changes::{Effect, changes};
 pub(crate) use data::{
@@ -35,10 +37,11 @@ pub(crate) use kind::{DATA, MODELS};
 pub(crate) use model::{LlamaConfig, Model, TransformerConfig};
 pub(crate) use tables::{Config, GroupConfig, OptimizerConfig};
 use taken::{take_adapters, take_data, take_folder};
-use unreadable::refused;
+use unreadable::{refused, unparsable};
 
 use crate::{
-    args::{ConfigArguments, PipelineArguments, TrainArguments},
+    args::{ConfigArguments, PipelineArguments, TrainArguments, Typed},
+    files::plain,
     values::ScheduleChoice,
 };
 
@@ -63,14 +66,18 @@ pub(crate) enum ConfigError {
         FOLDER"
     )]
     None,
-    #[error("{path}: {source}: give the path of a configuration such as configs/small.toml")]
+    #[error(
+        "{path}: {}: give the path of a configuration such as configs/small.toml",
+        plain(source)
+    )]
     Read { path: PathBuf, source: std::io::Error },
     #[error("{path}: {reason}")]
     Parse { path: PathBuf, reason: String },
     #[error("{origin}: there is no key '{key}'{nearest}")]
     UnknownKey { origin: String, key: String, nearest: String },
-    #[error("--set {text}: {reason}")]
-    Set { text: String, reason: String },
+    /// A value from the command line. `typed` is the flag with its value.
+    #[error("{typed}: {reason}")]
+    Typed { typed: String, reason: String },
     #[error("{key} = {value}: {reason}")]
     Value { key: &'static str, value: String, reason: String },
     #[error(
@@ -164,7 +171,7 @@ impl Config {
     /// Reads the file, applies `--set` and then the flags, and checks the result.
     pub(crate) fn load(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
         let config = Self::read(arguments)?;
-        config.check()?;
+        config.check_typed(&arguments.typed())?;
         Ok(config)
     }
 
@@ -185,7 +192,7 @@ impl Config {
         arguments: &ConfigArguments,
     ) -> Result<Self, ConfigError> {
         let mut table: toml::Table = text.parse().map_err(|error: toml::de::Error| {
-            ConfigError::Parse { path: origin.to_owned(), reason: error.to_string() }
+            ConfigError::Parse { path: origin.to_owned(), reason: unparsable(text, &error) }
         })?;
         let file = origin.display().to_string();
         if let Some(folder) = &arguments.from {
@@ -267,7 +274,8 @@ impl Config {
     /// Reads the file and applies `--set`, the flags and the pipeline's flags, without the check.
     pub(crate) fn load_for_training(arguments: &PipelineArguments) -> Result<Self, ConfigError> {
         let mut config = Self::read(&arguments.config)?;
-        config.apply_pipeline(arguments)?;
+        config.apply_pipeline(arguments);
+        config.check_typed(&arguments.typed())?;
         Ok(config)
     }
 
@@ -285,6 +293,19 @@ impl Config {
             // Cuts and policies may be for more stages than devices.
             config.set_stages(config.pipeline.stages, true);
         }
+        config
+    }
+
+    /// The configuration to check before a plan is made, which chooses the rest.
+    pub(crate) fn before_plan(&self) -> Self {
+        let mut config = self.clone();
+        let pipeline = &mut config.pipeline;
+        pipeline.schedule = ScheduleChoice::Named(Schedule::OneFOneB);
+        pipeline.balance = Balance::Cost;
+        pipeline.remat = RematPolicies::default();
+        (pipeline.stages, pipeline.micro_batches) = (1, 1);
+        pipeline.devices.0.truncate(1);
+        pipeline.memory.0.clear();
         config
     }
 
@@ -317,13 +338,17 @@ impl Config {
             self.checkpoint.keep = keep;
         }
         self.checkpoint.keep_best |= arguments.keep_best;
+        if let Some(every) = arguments.log_every {
+            self.train.log_every = every;
+        }
         if let Some(on_nan) = arguments.on_nan {
             self.train.on_nan = on_nan;
         }
-        self.apply_pipeline(&arguments.pipeline)
+        self.apply_pipeline(&arguments.pipeline);
+        self.check_typed(&arguments.typed())
     }
 
-    fn apply_pipeline(&mut self, arguments: &PipelineArguments) -> Result<(), ConfigError> {
+    fn apply_pipeline(&mut self, arguments: &PipelineArguments) {
         let pipeline = &mut self.pipeline;
         if let Some(stages) = arguments.stages {
             pipeline.stages = stages;
@@ -343,7 +368,19 @@ impl Config {
         if let Some(remat) = &arguments.remat {
             pipeline.remat = remat.clone();
         }
-        self.check()
+    }
+
+    /// Checks every key. An error names what was typed for the key, if anything was.
+    pub(crate) fn check_typed(&self, typed: &[Typed]) -> Result<(), ConfigError> {
+        self.check().map_err(|error| match error {
+            ConfigError::Value { key, value, reason } => {
+                match typed.iter().find(|(own, _)| own == key) {
+                    Some((_, typed)) => ConfigError::Typed { typed: typed.clone(), reason },
+                    None => ConfigError::Value { key, value, reason },
+                }
+            }
+            other => other,
+        })
     }
 
     /// The configuration with every machine-dependent choice resolved.
@@ -420,6 +457,9 @@ mod tests {
             let text = config.to_toml().unwrap();
             let again = Config::from_text(&text, &path, &ConfigArguments::default()).unwrap();
             assert_eq!(again, config, "{}", path.display());
+            let text = config.to_commented().unwrap();
+            let again = Config::from_text(&text, &path, &ConfigArguments::default()).unwrap();
+            assert_eq!(again, config, "{text}");
             seen += 1;
         }
         assert!(seen >= 5, "{seen}");

@@ -101,7 +101,8 @@ pub(crate) struct PipelineConfig {
     #[serde(with = "as_text")]
     pub devices: Devices,
     /// Dtype of the arithmetic: `float32`, `float64`, or `bfloat16` or `float16` with float32
-    /// weights. With `[lora]`, the frozen weights have the dtype of the arithmetic, too.
+    /// weights, or for short `fp32`, `fp64`, `bf16` or `fp16`. With `[lora]`, the frozen weights
+    /// have the dtype of the arithmetic, too.
     #[serde(with = "as_text")]
     pub dtype: Dtype,
     /// CPU kernels. `aten` uses libtorch's operations throughout. `channels-last` uses its matrix
@@ -270,6 +271,9 @@ pub(crate) struct Train {
     pub validation_tokens: usize,
     /// Number of steps between two validations. 0 validates only at the end.
     pub validate_every: u64,
+    /// Number of steps between two lines about the loss, the learning rate and the gradient's norm.
+    /// 0 prints about a dozen lines in a run, and without a terminal one every minute at least.
+    pub log_every: u64,
     /// Number of batches prepared ahead of the step.
     pub prefetch: usize,
     /// What to do when a loss or gradient is not finite. `stop` ends the run. `skip` skips that
@@ -383,6 +387,7 @@ impl Default for Train {
             label_smoothing: 0.0,
             validation_tokens: 65_536,
             validate_every: 0,
+            log_every: 0,
             prefetch: 2,
             on_nan: OnNan::Stop,
         }

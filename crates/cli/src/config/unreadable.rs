@@ -29,7 +29,7 @@ pub(super) fn refused(
         rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
     };
     if let Some(text) = set.iter().rev().find(is_it) {
-        return ConfigError::Set { text: text.clone(), reason };
+        return ConfigError::Typed { typed: format!("--set {text}"), reason };
     }
     let mut parts = key.split('.');
     let value = parts.next().and_then(|part| table.get(part));
@@ -37,6 +37,18 @@ pub(super) fn refused(
     let shown = value.map(ToString::to_string).filter(|shown| shown.len() <= SHOWN_MAX);
     let shown = shown.map_or(String::new(), |shown| format!(" = {shown}"));
     ConfigError::Parse { path: origin.to_owned(), reason: format!("{key}{shown}: {reason}") }
+}
+
+/// Why a text is no TOML, in one line.
+pub(super) fn unparsable(text: &str, error: &toml::de::Error) -> String {
+    let before = error.span().and_then(|span| text.get(..span.start)).unwrap_or_default();
+    let line = before.matches('\n').count() + 1;
+    let column = before.rsplit('\n').next().map_or(0, |last| last.chars().count()) + 1;
+    let reason = error.message().replace('\n', ", ");
+    format!(
+        "line {line}, column {column}: {reason}: correct it, or give a configuration such as \
+        configs/small.toml"
+    )
 }
 
 /// A message of serde as a remedy. A message of our own stays as it is.

@@ -9,6 +9,7 @@ use crate::{
     files::io,
     output::say,
     processes::Processes,
+    progress::Work,
     run_folder::RunFolder,
     task::{
         Batch,
@@ -41,11 +42,14 @@ pub(super) fn run(
     let mut pipeline = run.pipeline(processes)?;
     let (images, what) = images(arguments, run)?;
     let mut confusion = Confusion::new(classes.len());
+    let work = Work::new("evaluating", images.batches() as u64);
     for batch in classification::readable(&images, &run.config, pipeline.is_fed())? {
         let Batch { inputs, targets, .. } = classification::tensors(batch?, kind(&run.config))?;
         let logits = classification::logits(&mut pipeline, inputs)?;
         confusion.add(&logits, &targets)?;
+        work.advance();
     }
+    drop(work);
     tell_unreadable(&images.unreadable());
     if confusion.count() == 0 {
         return Err(CliError::NothingMeasured);
@@ -70,7 +74,9 @@ pub(super) fn run(
     say!("images         {what}: {}", confusion.count());
     say!("loss           {loss:.6} nats/image (a uniform guess: {uniform:.6})");
     say!("top-1          {:.2}%", 100.0 * top1);
-    say!("top-5          {:.2}%", 100.0 * top5);
+    if run.vocabulary.is_telling("top5") {
+        say!("top-5          {:.2}%", 100.0 * top5);
+    }
     let worst = confusion.worst(LISTED_MAX);
     if !worst.is_empty() {
         say!("taken for another most often (true class, as what, how many of its images):");

@@ -24,6 +24,7 @@ use crate::{
     args::EvalArguments,
     config::Data,
     processes::Processes,
+    progress::Work,
     run_folder::RunFolder,
     task::{Batch, NATS, Part, Vocabulary},
 };
@@ -66,10 +67,27 @@ fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> 
     }
 }
 
-/// Loss and metrics over all `parts`. `None` if `stop` asks to stop before the last batch.
+/// The number of batches of all `parts`, or 0 if it is not known.
+pub(crate) fn batches_of(parts: &[Part]) -> u64 {
+    let counts = parts.iter().map(|part| part.batches.size_hint().1);
+    counts.sum::<Option<usize>>().unwrap_or(0) as u64
+}
+
+/// Loss and metrics over all `parts`.
+///
+/// # Errors
+/// As [`measure`]. There is nothing to measure.
+pub(crate) fn all(pipeline: &mut Pipeline, parts: Vec<Part>) -> Result<Measured, CliError> {
+    let work = Work::new("evaluating", batches_of(&parts));
+    measure(pipeline, parts, &work, &|| Ok(false))?.ok_or(CliError::NothingMeasured)
+}
+
+/// Loss and metrics over all `parts`, each batch of which advances `work`. `None` if `stop` asks to
+/// stop before the last batch.
 pub(crate) fn measure(
     pipeline: &mut Pipeline,
     parts: Vec<Part>,
+    work: &Work,
     stop: &dyn Fn() -> Result<bool, CliError>,
 ) -> Result<Option<Measured>, CliError> {
     let (mut sums, mut count) = (BTreeMap::<String, f64>::new(), 0.0);
@@ -87,6 +105,7 @@ pub(crate) fn measure(
                 *sums.entry(metric.name).or_default() += metric.sum;
             }
             own += evaluation.count;
+            work.advance();
         }
         losses.extend(name.filter(|_| own > 0.0).map(|name| (name, nats / own)));
         count += own;

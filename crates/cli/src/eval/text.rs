@@ -2,7 +2,7 @@
 
 use gpipe_data::{JsonFiles, Texts, TokenSet};
 
-use super::{Measured, measure};
+use super::Measured;
 use crate::{
     CliError,
     args::EvalArguments,
@@ -43,9 +43,7 @@ pub(super) fn run(
                 jsonl::Measured::open(&run.config, &data, &run.vocabulary, &arguments.data)?;
             let mut pipeline = run.pipeline(processes)?;
             let parts = samples.parts(&run.config, tokens_max)?;
-            let Some(measured) = measure(&mut pipeline, parts, &|| Ok(false))? else {
-                return Ok(());
-            };
+            let measured = super::all(&mut pipeline, parts)?;
             if !arguments.json {
                 say!("samples        {}", samples.what);
             }
@@ -68,9 +66,7 @@ fn on_texts(
     let (Texts { documents, report }, what) = texts(arguments, &run.config)?;
     let tokens = TokenSet::encode(tokenizer, &documents)?;
     let batches = language::batches(&tokens, &run.config, tokens_max)?;
-    let Some(measured) = measure(&mut pipeline, Part::all(batches), &|| Ok(false))? else {
-        return Ok(());
-    };
+    let measured = super::all(&mut pipeline, Part::all(batches))?;
     if !arguments.json {
         say!("text           {what}: {} tokens", tokens.tokens.len());
         say!("               {report}");

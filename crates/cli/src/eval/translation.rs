@@ -7,7 +7,7 @@ use gpipe_data::parallel::{PairSet, TranslationVocabulary, unigram};
 use gpipe_observe::plot::{Point, Scatter};
 use gpipe_score::{Bleu, BleuOptions, Chrf, ChrfOptions};
 
-use super::{Measured, measure};
+use super::Measured;
 use crate::{
     CliError,
     args::EvalArguments,
@@ -128,7 +128,7 @@ fn measured(
 ) -> Result<Vec<Row>, CliError> {
     let (train, validation) = task.sets();
     let of = |pipeline: &mut Pipeline, set: &PairSet| -> Result<Measured, CliError> {
-        measure(pipeline, parts(set, data)?, &|| Ok(false))?.ok_or(CliError::NothingMeasured)
+        super::all(pipeline, parts(set, data)?)
     };
     let own = of(pipeline, validation)?;
     let exchanged = validation.with_shuffled_sources(SHUFFLE_SEED);

@@ -39,6 +39,12 @@ const PARTIAL: &str = ".partial";
 
 /// Writes the parameters of a checkpoint or run.
 pub(crate) fn export(arguments: &ExportArguments) -> Result<(), CliError> {
+    if !arguments.from.exists() {
+        return Err(CliError::Usage(format!(
+            "{}: there is no such folder: give that of a run, as `gpipe train` printed it",
+            arguments.from.display()
+        )));
+    }
     if !arguments.from.is_dir() {
         return Err(CliError::Usage(format!(
             "{}: give the folder of a checkpoint or of a run",

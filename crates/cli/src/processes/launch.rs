@@ -4,6 +4,7 @@
 //! fails, it ends all of them.
 
 use std::{
+    collections::HashMap,
     io::{BufRead, BufReader, IsTerminal, Read, Write},
     net::{Ipv4Addr, TcpListener},
     os::{
@@ -13,14 +14,13 @@ use std::{
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
-        Arc,
+        Arc, Mutex, PoisonError,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
     time::{Duration, Instant},
 };
 
-use clap::Parser;
 use gpipe_bridge::c10d::TcpStore;
 use gpipe_distributed::{cluster::PROCESSES_MAX, tell_of_end};
 use rustix::process::{Pid, Signal, kill_process};
@@ -48,6 +48,10 @@ const GRACE: Duration = Duration::from_secs(15);
 const TELL: Duration = Duration::from_secs(1);
 /// Maximum length of a line that is printed at once.
 const LINE_BYTES_MAX: u64 = 64 << 10;
+/// The beginning of a line that reports an error or a warning.
+const COMPLAINT: &[u8] = b"gpipe: ";
+/// Maximum number of different complaints that are compared.
+const COMPLAINTS_MAX: usize = 1000;
 /// Interval between checks for ended processes. Usually the end of their output triggers a check
 /// first.
 const LOOK: Duration = Duration::from_millis(100);
@@ -111,7 +115,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     }
     // Refuse an invalid command line here, once.
     let line = std::iter::once("gpipe").chain(arguments.command.iter().map(String::as_str));
-    if let Err(error) = Arguments::try_parse_from(line) {
+    if let Err(error) = Arguments::grouped().try_get_matches_from(line) {
         error.exit();
     }
     let (sender, events) = channel();
@@ -198,6 +202,35 @@ struct Supervisor {
     store: Arc<TcpStore>,
     /// The name of the meeting in the store.
     meeting: String,
+    /// What the processes complained of.
+    said: Arc<Mutex<Said>>,
+}
+
+/// The complaints of processes before a run begins, with the rank that printed each first. All
+/// processes refuse the same wrong setting, and once is enough. Later, each says how it ended.
+struct Said {
+    first: HashMap<String, usize>,
+    /// The file that is no longer empty when a run has begun.
+    note: PathBuf,
+}
+
+impl Said {
+    /// Whether `line` of `rank` repeats a complaint of another rank.
+    fn repeats(&mut self, rank: usize, line: &[u8]) -> bool {
+        let Some(text) = line.strip_prefix(COMPLAINT) else { return false };
+        // A process that hears of another's error names its rank.
+        let text = std::str::from_utf8(text).unwrap_or_default();
+        let other = text.strip_prefix("rank ").and_then(|rest| rest.split_once(": "));
+        let text = match other {
+            Some((number, said)) if number.bytes().all(|c| c.is_ascii_digit()) => said,
+            _ => text,
+        };
+        let has_begun = std::fs::metadata(&self.note).is_ok_and(|note| note.len() > 0);
+        if has_begun || text.is_empty() || self.first.len() >= COMPLAINTS_MAX {
+            return false;
+        }
+        *self.first.entry(text.to_owned()).or_insert(rank) != rank
+    }
 }
 
 impl Supervisor {
@@ -217,7 +250,13 @@ impl Supervisor {
         let store = TcpStore::serve(listener, STORE).map_err(LaunchError::from)?;
         let program = std::env::current_exe().map_err(failed("finding its own program"))?;
         let (store, meeting) = (Arc::new(store), launched_name(attempt));
-        let mut supervisor = Self { children: Vec::new(), readers: Vec::new(), store, meeting };
+        let mut supervisor = Self {
+            children: Vec::new(),
+            readers: Vec::new(),
+            store,
+            meeting,
+            said: Arc::new(Mutex::new(Said { first: HashMap::new(), note: note.path.clone() })),
+        };
         for rank in 0..arguments.processes {
             let mut command = Command::new(&program);
             command
@@ -261,9 +300,9 @@ impl Supervisor {
         to: fn() -> W,
         events: &Sender<Event>,
     ) -> Result<(), CliError> {
-        let events = events.clone();
+        let (events, said) = (events.clone(), Arc::clone(&self.said));
         let copy = move || {
-            prefixed(rank, from, to);
+            prefixed(rank, from, to, &said);
             let _ = events.send(Event::Closed); // there is nobody left to tell
         };
         let thread = thread::Builder::new().name(format!("gpipe-output-{rank}")).spawn(copy);
@@ -404,8 +443,8 @@ fn stdin_of(rank: usize) -> Stdio {
     }
 }
 
-/// Copies lines, each with the rank in front.
-fn prefixed<W: Write>(rank: usize, from: impl Read, to: fn() -> W) {
+/// Copies lines, each with the rank in front, without those that repeat what another rank `said`.
+fn prefixed<W: Write>(rank: usize, from: impl Read, to: fn() -> W, said: &Mutex<Said>) {
     let mut from = BufReader::new(from);
     let mut line = Vec::new();
     loop {
@@ -416,6 +455,9 @@ fn prefixed<W: Write>(rank: usize, from: impl Read, to: fn() -> W) {
         }
         if line.last() != Some(&b'\n') {
             line.push(b'\n');
+        }
+        if said.lock().unwrap_or_else(PoisonError::into_inner).repeats(rank, &line) {
+            continue;
         }
         let mut all = format!("[{rank}] ").into_bytes();
         all.append(&mut line);

@@ -7,15 +7,22 @@ use gpipe::IntoTensors;
 use gpipe_checkpoint::manifest::sha256;
 use gpipe_data::{
     Corpus, Document, JsonFiles, Limits, Texts, TokenSet, Tokenizer, TrainBatches,
-    ValidationBatches,
+    ValidationBatches, kept, shuffle,
 };
 use tch::Tensor;
 
-use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary, pinned};
+use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary, cache, pinned};
 use crate::{
     CliError,
     config::{Config, JsonChoice, LlamaConfig, Model, TextConfig, TransformerConfig},
+    progress::Work,
 };
+
+/// The format of files that keep [`Prepared`].
+const FORMAT: &str = "gpipe text 1";
+
+/// What is kept for later runs: the tokenizer, and the tokens to train and to validate on.
+type Prepared = (String, TokenSet, TokenSet);
 
 /// Number of tokens that are hashed at once.
 const TOKENS_HASHED: usize = 1 << 20;
@@ -38,24 +45,15 @@ impl Language {
         data: &TextConfig,
         given: Option<Vocabulary>,
     ) -> Result<Self, CliError> {
-        let (corpus, what) = corpus(data)?;
-        let mut learned = String::new();
-        let vocabulary = match given {
-            Some(given) => given,
-            None => {
-                let size = tokens_to_learn(config)?;
-                let tokenizer = Tokenizer::train(&corpus.train, size)?;
-                learned = learned_from(&corpus.train, size, &tokenizer);
-                tokenizer.into()
-            }
+        let (corpus, what) = {
+            let _shown = Work::new("reading the text", 0);
+            corpus(data)?
         };
+        let learns = given.is_none().then(|| tokens_to_learn(config)).transpose()?;
+        let (vocabulary, train, validation) = prepared(config, data, &corpus, given)?;
         let tokenizer = vocabulary.tokenizer()?;
-        let train = if data.shuffle_documents {
-            TokenSet::encode_shuffled(tokenizer, &corpus.train, config.seed)?
-        } else {
-            TokenSet::encode(tokenizer, &corpus.train)?
-        };
-        let validation = TokenSet::encode(tokenizer, &corpus.validation)?;
+        let learned = learns.map(|size| learned_from(&corpus.train, size, tokenizer));
+        let learned = learned.unwrap_or_default();
         let (all, most) = (validation.tokens.len(), config.train.validation_tokens);
         let measured = match most < all {
             true => format!(" (of which train.validation_tokens = {most} are measured)"),
@@ -71,6 +69,76 @@ impl Language {
         let (config, sequence) = (config.clone(), data.sequence);
         Ok(Self { vocabulary, train: Arc::new(train), validation, summary, config, sequence })
     }
+}
+
+/// The tokenizer `given`, or one trained on the training text, and the tokens of both sides. They
+/// come from the cache if they were prepared before.
+fn prepared(
+    config: &Config,
+    data: &TextConfig,
+    corpus: &Corpus,
+    given: Option<Vocabulary>,
+) -> Result<(Vocabulary, TokenSet, TokenSet), CliError> {
+    let bytes = |documents: &[Document]| documents.iter().map(|own| own.text.len() as u64).sum();
+    let all: [u64; 2] = [bytes(&corpus.train), bytes(&corpus.validation)];
+    let kept = match cache::folder(&data.cache).filter(|_| all[0] + all[1] >= cache::BYTES_MIN) {
+        Some(folder) => Some(folder.join(key(config, data, corpus, given.as_ref())?)),
+        None => None,
+    };
+    let found = kept.as_deref().and_then(|path| kept::read::<Prepared>(path, FORMAT));
+    if let (Some(path), Some((json, train, validation))) = (&kept, found) {
+        let made = || Tokenizer::from_json(&json, path).map(Vocabulary::from);
+        let vocabulary = given.map_or_else(made, Ok)?;
+        return Ok((vocabulary, train, validation));
+    }
+    let vocabulary = match given {
+        Some(given) => given,
+        None => {
+            let _shown = Work::new("learning a tokenizer", 0);
+            Tokenizer::train(&corpus.train, tokens_to_learn(config)?)?.into()
+        }
+    };
+    let tokenizer = vocabulary.tokenizer()?;
+    let encode = |documents: &[&Document], all: u64| {
+        let work = Work::new("encoding the text", all);
+        TokenSet::encode_each(tokenizer, documents, |bytes| work.tell(bytes))
+    };
+    let mut documents: Vec<&Document> = corpus.train.iter().collect();
+    if data.shuffle_documents {
+        shuffle(&mut documents, config.seed);
+    }
+    let train = encode(&documents, all[0])?;
+    let validation = encode(&corpus.validation.iter().collect::<Vec<_>>(), all[1])?;
+    let prepared: Prepared = (tokenizer.to_json()?, train, validation);
+    if let Some(path) = kept {
+        cache::tell(&path, kept::write(&path, FORMAT, &prepared));
+    }
+    let (_, train, validation) = prepared;
+    Ok((vocabulary, train, validation))
+}
+
+/// The name of the file that keeps what is prepared of `corpus`.
+fn key(
+    config: &Config,
+    data: &TextConfig,
+    corpus: &Corpus,
+    given: Option<&Vocabulary>,
+) -> Result<String, CliError> {
+    let mut key = cache::key();
+    key = match given {
+        Some(given) => {
+            let tokenizer = given.tokenizer()?;
+            let end = tokenizer.end_of_document().to_le_bytes();
+            key.with(tokenizer.to_json()?.as_bytes()).with(&end)
+        }
+        None => key.with(&tokens_to_learn(config)?.to_le_bytes()),
+    };
+    let order = data.shuffle_documents.then_some(config.seed);
+    key = key.with(format!("{order:?}, {} documents", corpus.train.len()).as_bytes());
+    for document in corpus.train.iter().chain(&corpus.validation) {
+        key = key.with(document.text.as_bytes());
+    }
+    Ok(key.name())
 }
 
 impl Task for Language {

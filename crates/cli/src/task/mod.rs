@@ -4,11 +4,13 @@
 //! - [`jsonl`]: predicting the next token of JSONL samples, such as conversations, packed in rows
 //! - [`translation`]: translating sentences in many languages into English
 //! - [`classification`]: classifying images
+//! - [`cache`]: where prepared data are kept for later runs
 //! - [`pinned`]: checks that the default text is the expected one
 //! - [`template`]: the chat template of a model
 //! - [`vocabulary`]: a trained model's tokens or classes
 //! - here: what the tasks have in common, and the choice between them
 
+mod cache;
 pub(crate) mod classification;
 pub(crate) mod jsonl;
 pub(crate) mod language;
@@ -40,7 +42,7 @@ use crate::{
     CliError,
     config::{
         Config, Data, Dtype, GeluChoice, JsonlConfig, LlamaConfig, Model, TextConfig,
-        TransformerConfig, VariantName,
+        TokenizerChoice, TransformerConfig, VariantName,
     },
     model_folder::check_vocabulary,
 };
@@ -294,20 +296,39 @@ fn classes(configured: usize, found: usize) -> Result<usize, CliError> {
     )))
 }
 
+/// The configured number of tokens or classes. `None` if only the data know it.
+fn named_size(config: &Config) -> Result<Option<usize>, CliError> {
+    let classes = |count: usize| (count > 0).then_some(count);
+    Ok(match &config.model {
+        Model::Transformer(model) => Some(model.vocabulary),
+        Model::Llama(model) => Some(model.vocabulary),
+        Model::HuggingFace(_) => {
+            Some(usize::try_from(config.network()?.vocabulary()).unwrap_or_default())
+        }
+        Model::Translation(model) => Some(model.vocabulary),
+        Model::AmoebaNet(model) => classes(model.classes),
+        Model::ResNet(model) => classes(model.classes),
+    })
+}
+
+/// A number of tokens or classes with which everything else can be checked before data are read.
+/// The data may have fewer tokens.
+pub(crate) fn expected_size(config: &Config) -> Result<usize, CliError> {
+    /// No check depends on the number of tokens or classes.
+    const ANY: usize = 300;
+    // A tokenizer's file says how many tokens the model has, whatever is configured.
+    if matches!(config.tokenizer(), Some(TokenizerChoice::File(_)))
+        && !matches!(config.model, Model::HuggingFace(_))
+    {
+        return Ok(ANY);
+    }
+    Ok(named_size(config)?.unwrap_or(ANY))
+}
+
 /// The configured number of tokens or classes, for use without data.
 pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
-    let classes = match &config.model {
-        Model::Transformer(model) => return Ok(model.vocabulary),
-        Model::Llama(model) => return Ok(model.vocabulary),
-        Model::HuggingFace(_) => {
-            return Ok(usize::try_from(config.network()?.vocabulary()).unwrap_or_default());
-        }
-        Model::Translation(model) => return Ok(model.vocabulary),
-        Model::AmoebaNet(model) => model.classes,
-        Model::ResNet(model) => model.classes,
-    };
-    if classes > 0 {
-        return Ok(classes);
+    if let Some(size) = named_size(config)? {
+        return Ok(size);
     }
     // A profile would know the number of classes of the data.
     check_made(config)?;
@@ -367,14 +388,10 @@ pub(crate) fn with_measures(
         Model::AmoebaNet(model) if model.auxiliary != 0.0 => {
             builder.loss(WithAuxiliary { loss, weight: model.auxiliary })
         }
-        Model::HuggingFace(_) => match config.network() {
-            Ok(Network::Llama(Llama { experts: Some(own), .. })) if own.balance > 0.0 => {
-                let (weight, top_k) = (own.balance, own.top_k);
-                builder.loss(BalancedExperts { loss, weight, top_k })
-            }
-            _ => builder.loss(loss),
+        _ => match balances_experts(config) {
+            Some((weight, top_k)) => builder.loss(BalancedExperts { loss, weight, top_k }),
+            None => builder.loss(loss),
         },
-        _ => builder.loss(loss),
     };
     let builder = builder.metric(Nats);
     match config.data {
@@ -386,6 +403,31 @@ pub(crate) fn with_measures(
             builder.padding(padding).metric(Accuracy::default())
         }
         _ => builder.metric(TopK::new(1)).metric(TopK::new(5)),
+    }
+}
+
+/// What the training loss contains beside the cross entropy, which evaluations report.
+pub(crate) fn beside_nats(config: &Config) -> Option<&'static str> {
+    let has_auxiliary = matches!(&config.model, Model::AmoebaNet(own) if own.auxiliary != 0.0);
+    match (config.train.label_smoothing > 0.0, has_auxiliary, balances_experts(config).is_some()) {
+        (true, true, _) => Some("label smoothing and the auxiliary head"),
+        (true, _, true) => Some("label smoothing and the balance of experts"),
+        (true, ..) => Some("label smoothing"),
+        (_, true, _) => Some("the auxiliary head"),
+        (_, _, true) => Some("the balance of experts"),
+        _ => None,
+    }
+}
+
+/// The weight of the loss that balances the experts, and the number of experts of a token, if the
+/// model has such a loss.
+fn balances_experts(config: &Config) -> Option<(f64, i64)> {
+    let Model::HuggingFace(_) = &config.model else { return None };
+    match config.network() {
+        Ok(Network::Llama(Llama { experts: Some(own), .. })) if own.balance > 0.0 => {
+            Some((own.balance, own.top_k))
+        }
+        _ => None,
     }
 }
 

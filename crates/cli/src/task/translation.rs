@@ -1,24 +1,36 @@
 //! Translation into English: reads and encodes sentence pairs of many languages, and makes
 //! mini-batches.
 
-use std::{ops::Range, sync::Arc};
+use std::{ops::Range, path::PathBuf, sync::Arc, time::SystemTime};
 
 use gpipe::IntoTensors;
 use gpipe_checkpoint::manifest::sha256;
-use gpipe_data::parallel::{
-    PairBatch, PairSet, ParallelCorpus, ParallelOptions, Report, Side, Source, TrainPairs,
-    TrainPairsOptions, TranslationVocabulary, ValidationPairs, VocabularyOptions,
+use gpipe_data::{
+    Tokenizer, kept,
+    parallel::{
+        PairBatch, PairSet, ParallelCorpus, ParallelOptions, Report, Side, Source, TrainPairs,
+        TrainPairsOptions, TranslationVocabulary, ValidationPairs, VocabularyOptions,
+    },
 };
 use tch::Tensor;
 
-use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary};
+use super::{Batch, Batches, MakeBatch, Part, Task, Vocabulary, cache};
 use crate::{
     CliError,
     config::{Config, Model, ParallelConfig},
+    files::io,
+    progress::Work,
 };
 
 /// The padding token, which is the same in every vocabulary that gpipe trains.
 pub(crate) const PAD: i64 = 1;
+
+/// The format of files that keep [`Prepared`].
+const FORMAT: &str = "gpipe pairs 1";
+
+/// What is kept for later runs: the tokenizer, the pairs to train and to validate on, and what was
+/// read.
+type Prepared = (String, PairSet, PairSet, String);
 
 /// Sentence pairs as tokens.
 pub(crate) struct Translation {
@@ -39,26 +51,8 @@ impl Translation {
         data: &ParallelConfig,
         given: Option<Vocabulary>,
     ) -> Result<Self, CliError> {
-        let (corpus, report) = corpus(data)?;
-        let own = match (given, &config.model) {
-            (Some(given), _) => TranslationVocabulary::from_tokenizer(given.tokenizer()?.clone())?,
-            (None, Model::Translation(model)) => {
-                let options = VocabularyOptions {
-                    tokens: model.vocabulary,
-                    temperature: data.temperature,
-                    seed: config.seed,
-                    ..VocabularyOptions::default()
-                };
-                TranslationVocabulary::train(&corpus, &options)?
-            }
-            (None, _) => {
-                return Err(CliError::Usage("parallel text needs a translation model".into()));
-            }
-        };
-        check_pad(&own)?;
-        let train = PairSet::encode(&own, &corpus, Side::Train, data.length)?;
-        let validation = PairSet::encode(&own, &corpus, Side::Validation, data.length)?;
-        let languages = corpus.languages.len();
+        let (own, train, validation, report) = prepared(config, data, given)?;
+        let languages = train.languages().len();
         if validation.is_empty() {
             let longer: usize = (0..languages).map(|l| validation.left_out(l)).sum();
             return Err(CliError::Usage(match longer {
@@ -103,6 +97,114 @@ impl Translation {
     pub(crate) fn sets(&self) -> (&PairSet, &PairSet) {
         (&self.train, &self.validation)
     }
+}
+
+/// The vocabulary `given`, or one trained on the training pairs, the pairs of both sides as tokens,
+/// and what was read. They come from the cache if they were prepared before.
+fn prepared(
+    config: &Config,
+    data: &ParallelConfig,
+    given: Option<Vocabulary>,
+) -> Result<(TranslationVocabulary, PairSet, PairSet, String), CliError> {
+    let kept = match cache::folder(&data.cache) {
+        // What cannot be read is told by what reads it.
+        Some(folder) => {
+            key(config, data, given.as_ref()).ok().flatten().map(|own| folder.join(own))
+        }
+        None => None,
+    };
+    if let Some(path) = &kept
+        && let Some((json, train, validation, report)) = kept::read::<Prepared>(path, FORMAT)
+    {
+        let own = TranslationVocabulary::from_tokenizer(Tokenizer::from_json(&json, path)?)?;
+        check_pad(&own)?;
+        return Ok((own, train, validation, report));
+    }
+    let before = states(data);
+    let (corpus, report) = {
+        let _shown = Work::new("reading the pairs of sentences", 0);
+        corpus(data)?
+    };
+    let own = match (given, &config.model) {
+        (Some(given), _) => TranslationVocabulary::from_tokenizer(given.tokenizer()?.clone())?,
+        (None, Model::Translation(model)) => {
+            let options = VocabularyOptions {
+                tokens: model.vocabulary,
+                temperature: data.temperature,
+                seed: config.seed,
+                ..VocabularyOptions::default()
+            };
+            let _shown = Work::new("learning the vocabulary of all languages", 0);
+            TranslationVocabulary::train(&corpus, &options)?
+        }
+        (None, _) => {
+            return Err(CliError::Usage("parallel text needs a translation model".into()));
+        }
+    };
+    check_pad(&own)?;
+    let (train, validation) = {
+        let _shown = Work::new("encoding the sentences", 0);
+        let encode = |side| PairSet::encode(&own, &corpus, side, data.length);
+        (encode(Side::Train)?, encode(Side::Validation)?)
+    };
+    let prepared = (own.tokenizer().to_json()?, train, validation, report.to_string());
+    // If a file changed meanwhile, the key is not that of its pairs.
+    if let Some(path) = kept
+        && states(data) == before
+    {
+        cache::tell(&path, kept::write(&path, FORMAT, &prepared));
+    }
+    let (_, train, validation, report) = prepared;
+    Ok((own, train, validation, report))
+}
+
+/// The sizes and times of all files that are read.
+fn states(data: &ParallelConfig) -> Option<Vec<(u64, SystemTime)>> {
+    let files = sources(data).into_iter().map(|source| source.files().ok());
+    let files: Vec<PathBuf> = files.collect::<Option<Vec<_>>>()?.concat();
+    let state = |path: PathBuf| {
+        let own = path.metadata().ok()?;
+        Some((own.len(), own.modified().ok()?))
+    };
+    files.into_iter().map(state).collect()
+}
+
+/// The name of the file that keeps what is prepared. `None` if the data are small.
+fn key(
+    config: &Config,
+    data: &ParallelConfig,
+    given: Option<&Vocabulary>,
+) -> Result<Option<String>, CliError> {
+    let mut key = cache::key();
+    key = match (given, &config.model) {
+        (Some(given), _) => key.with(given.tokenizer()?.to_json()?.as_bytes()),
+        (None, Model::Translation(model)) => {
+            let own = (model.vocabulary, data.temperature, config.seed);
+            key.with(format!("{own:?}").as_bytes())
+        }
+        (None, _) => return Ok(None),
+    };
+    key = key.with(format!("{:?}, {}", options(data), data.length).as_bytes());
+    let mut bytes = 0;
+    for source in sources(data) {
+        let kind = match &source {
+            // The report counts the other files of the folder, too.
+            Source::Folder { folder } => {
+                let count = std::fs::read_dir(folder).map_err(io(folder))?.count();
+                format!("folder of {count}")
+            }
+            Source::Tsv { language, .. } => format!("tsv of {language}"),
+            Source::Lines { language, .. } => format!("lines of {language}"),
+        };
+        key = key.with(kind.as_bytes());
+        for path in source.files()? {
+            // The name says the language.
+            let name = path.file_name().unwrap_or_default().to_string_lossy();
+            bytes += path.metadata().map_err(io(&path))?.len();
+            key = key.with(name.as_bytes()).with_file(&path).map_err(io(&path))?;
+        }
+    }
+    Ok((bytes >= cache::BYTES_MIN).then(|| key.name()))
 }
 
 impl Task for Translation {
@@ -213,15 +315,19 @@ fn corpus(data: &ParallelConfig) -> Result<(ParallelCorpus, Report), CliError> {
                 .into(),
         ));
     }
-    let options = ParallelOptions {
+    Ok(ParallelCorpus::read(&sources, &options(data))?)
+}
+
+/// Which pairs are kept, and how they are split.
+fn options(data: &ParallelConfig) -> ParallelOptions {
+    ParallelOptions {
         languages: data.languages.clone(),
         validation_share: data.validation_share,
         most_pairs: data.most_pairs,
         bytes_max: data.sentence_bytes,
         ratio_max: data.ratio,
         min_pairs: data.min_pairs,
-    };
-    Ok(ParallelCorpus::read(&sources, &options)?)
+    }
 }
 
 /// The configured sources of pairs.

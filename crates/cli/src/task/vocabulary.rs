@@ -81,6 +81,12 @@ impl Vocabulary {
         }
     }
 
+    /// Whether a metric tells anything of these classes. One of five guesses among five classes is
+    /// always right.
+    pub(crate) fn is_telling(&self, metric: &str) -> bool {
+        metric != "top5" || self.size() > 5
+    }
+
     /// The name of the file.
     fn file(&self) -> &'static str {
         match self {

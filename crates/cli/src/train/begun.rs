@@ -46,7 +46,7 @@ pub(super) fn write_begun(
         let note = Path::new(&note);
         std::fs::write(note, absolute.display().to_string()).map_err(io(note))?;
     }
-    write_aside(&out.join("config.toml"), &config.resolved().to_toml()?)?;
+    write_aside(&out.join("config.toml"), &config.resolved().to_commented()?)?;
     if let Some(plan) = plan {
         // Before the first step, because measurements are compared with the plan.
         plan.write(&out.join(PLAN))?;

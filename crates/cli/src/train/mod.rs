@@ -35,7 +35,7 @@ use gpipe_checkpoint::{Checkpoint, manifest::TrainPosition};
 use self::{
     begun::{set_aside, told, write_begun},
     saving::Saving,
-    signals::Stop,
+    signals::{Stop, tell_before_the_first_step},
     start::Start,
     step_trace::StepTrace,
     steps::Run,
@@ -47,7 +47,8 @@ use crate::{
     args::TrainArguments,
     config::Config,
     demand,
-    init::{self, Init},
+    initial_weights::{self, Init},
+    numbers::short,
     output::say,
     plan_file::PlanFile,
     plan_training::{self, Wanted},
@@ -61,6 +62,7 @@ use crate::{
 
 /// Trains, evaluates, and writes the run's files.
 pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Result<(), CliError> {
+    tell_before_the_first_step()?;
     // Checked before any folder is looked for.
     let from = arguments.pipeline.config.from.is_some();
     let begins = [(arguments.init.is_some(), "--init"), (from, "--from")];
@@ -189,8 +191,8 @@ fn open_data(
     processes: &Processes,
 ) -> Result<TrainingData, CliError> {
     let init = match (&arguments.pipeline.config.from, &arguments.init) {
-        (Some(folder), _) => Some(init::open_folder(folder)?),
-        (None, init) => init.as_deref().map(init::open).transpose()?,
+        (Some(folder), _) => Some(initial_weights::open_folder(folder)?),
+        (None, init) => init.as_deref().map(initial_weights::open).transpose()?,
     };
     let (init, given) = match (&start.checkpoint, init) {
         (Some(checkpoint), _) => {
@@ -216,7 +218,14 @@ fn open_data(
         (false, Some(Vocabulary::Classes(classes))) => (None, Some(classes)),
         (_, given) => (given, None),
     };
-    let task = task::open(&start.config, fixed)?;
+    let task = match &arguments.plan {
+        // It decides the rest.
+        Some(_) => {
+            setup::check(&start.config.before_plan(), fixed.as_ref())?;
+            task::open(&start.config, fixed)?
+        }
+        None => setup::open(&start.config, fixed)?,
+    };
     processes.agree_on_data(&task.fingerprint())?;
     let position = position(start.checkpoint.as_ref(), task.fingerprint())?;
     let reinitialized = reinitialized(earlier, task.vocabulary());
@@ -252,7 +261,8 @@ fn build(
 ) -> Result<(Pipeline, MakeBatch), CliError> {
     let config = &start.config;
     describe(config, &model);
-    demand::check(config, &model, processes)?;
+    let steps = config.train.steps.saturating_sub(data.position.batches);
+    demand::check(config, &model, processes, steps)?;
     let mut builder = setup::pipeline_among(config, model, processes)?;
     // The weights of a folder fit, so no parameter keeps an initial value.
     if data.init.is_some() && arguments.pipeline.config.from.is_some() {
@@ -265,7 +275,7 @@ fn build(
     match (&start.checkpoint, data.init.take()) {
         (Some(checkpoint), _) => checkpoint.restore(&mut pipeline)?,
         (None, Some(init)) => {
-            init::load(&mut pipeline, init, config, arguments, data.reinitialized)?;
+            initial_weights::load(&mut pipeline, init, config, arguments, data.reinitialized)?;
         }
         (None, None) => {}
     }
@@ -292,7 +302,12 @@ fn run_steps(
     let metrics = processes.all(written.transpose())?;
     let mut run = Run {
         metrics,
-        progress: Progress::new(config.train.steps, task::unit(config)),
+        progress: Progress::new(
+            config.train.steps,
+            config.train.log_every,
+            task::unit(config),
+            task::beside_nats(config),
+        ),
         summary: Summary::new(task::unit(config)),
         saving: Saving::new(config, vocabulary, &start, processes)?,
         stop: Stop::install()?,
@@ -365,21 +380,21 @@ fn describe(config: &Config, model: &gpipe::Sequence) {
         let sizes: Vec<i64> = own.map(|(_, shape)| shape.iter().product()).collect();
         say!(
             "trained: {} parameters of adapters of rank {} on {} linear layers; the rest is frozen",
-            sizes.iter().sum::<i64>(),
+            short(sizes.iter().sum::<i64>() as f64),
             lora.rank,
             sizes.len() / 2
         );
     }
     say!(
-        "{} parameters in {} layers; K = {} on {}, M = {}, {}, re-materialization {}, {}",
-        model.parameter_count(),
+        "{} parameters in {} layers; K = {} on {}, M = {}, {}, {},\n  re-materialization {}",
+        short(model.parameter_count() as f64),
         model.len(),
         pipeline.stages,
         pipeline.devices,
         pipeline.micro_batches,
         pipeline.schedule,
-        pipeline.remat,
-        pipeline.dtype
+        pipeline.dtype,
+        pipeline.remat
     );
     if let Ok(Schedule::Custom(own)) = pipeline.schedule.schedule()
         && !own.omitted().is_empty()

@@ -185,7 +185,7 @@ fn tell(outcome: Result<Option<Saved>, CheckpointError>, progress: &Progress) {
         Ok(None) => {}
         Ok(Some(Saved { folder, batches, bytes, copied, written, untidy })) => {
             progress.say(&format!(
-                "step {batches}: saved {} ({}; copied in {:.0} ms, written in {:.2} s meanwhile)",
+                "saved step {batches}: {} ({}; copied in {:.0} ms, written in {:.2} s meanwhile)",
                 folder.display(),
                 Bytes(bytes),
                 1e3 * copied.as_secs_f64(),

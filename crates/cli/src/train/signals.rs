@@ -1,10 +1,10 @@
-//! SIGINT (Ctrl-C) and SIGTERM: the first signal makes the run save and stop, the second ends it at
-//! once.
+//! SIGINT (Ctrl-C) and SIGTERM. Before the first step, a signal ends the run. After it, the first
+//! signal makes the run save and stop, and the second ends it at once.
 
 use std::{
     sync::{
         Arc,
-        atomic::{AtomicI32, Ordering},
+        atomic::{AtomicBool, AtomicI32, Ordering},
     },
     thread,
 };
@@ -20,6 +20,28 @@ use crate::{
     output::{complain, is_quiet},
 };
 
+/// Whether a run of this process has begun, which has something to save.
+static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// Until the run begins, says what a signal ends.
+pub(crate) fn tell_before_the_first_step() -> Result<(), CliError> {
+    watch(|signal| {
+        if !HAS_BEGUN.load(Ordering::SeqCst) {
+            complain!("gpipe: {}: ended before the first step: nothing was saved", name(signal));
+            let _ = emulate_default_handler(signal); // ends the process
+        }
+    })
+}
+
+/// Calls `each` on a thread of its own for every signal, for the rest of the process.
+fn watch(mut each: impl FnMut(i32) + Send + 'static) -> Result<(), CliError> {
+    let failed = |source| CliError::Io { what: "signals".into(), source };
+    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    let all = move || signals.forever().for_each(&mut each);
+    thread::Builder::new().name("gpipe-signals".into()).spawn(all).map_err(failed)?;
+    Ok(())
+}
+
 /// A request to stop the run.
 #[derive(Debug, Clone)]
 pub(crate) struct Stop(Arc<AtomicI32>);
@@ -28,26 +50,22 @@ impl Stop {
     /// Handles both signals for the rest of the process.
     pub(crate) fn install() -> Result<Self, CliError> {
         let stop = Self(Arc::new(AtomicI32::new(0)));
-        let failed = |source| CliError::Io { what: "signals".into(), source };
-        let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
         let asked = Arc::clone(&stop.0);
         // Of several replicas in one process, one says it.
         let is_quiet = is_quiet();
-        let watch = move || {
-            for signal in signals.forever() {
-                if asked.swap(signal, Ordering::SeqCst) != 0 {
-                    let _ = emulate_default_handler(signal); // ends the process
-                }
-                if !is_quiet {
-                    complain!(
-                        "gpipe: {}: saving after this step; a second signal ends the run at once, \
-                        without saving",
-                        name(signal)
-                    );
-                }
+        watch(move |signal| {
+            if asked.swap(signal, Ordering::SeqCst) != 0 {
+                let _ = emulate_default_handler(signal); // ends the process
             }
-        };
-        thread::Builder::new().name("gpipe-signals".into()).spawn(watch).map_err(failed)?;
+            if !is_quiet {
+                complain!(
+                    "gpipe: {}: saving after this step; a second signal ends the run at once, \
+                    without saving",
+                    name(signal)
+                );
+            }
+        })?;
+        HAS_BEGUN.store(true, Ordering::SeqCst);
         Ok(stop)
     }
 

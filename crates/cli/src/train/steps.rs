@@ -120,7 +120,8 @@ impl Run<'_> {
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
         if position.batches >= steps {
-            say!("all {steps} steps are done: --steps N trains more");
+            let more = steps.saturating_mul(2);
+            say!("all {steps} steps are done: --steps {more} goes on to step {more}");
             return Ok(());
         }
         let result = self.steps(pipeline, make, position);

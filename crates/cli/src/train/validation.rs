@@ -61,23 +61,26 @@ impl Run<'_> {
     ) -> Result<Option<Measured>, CliError> {
         let is_last = position.batches >= self.config.train.steps;
         let stop = || Ok(self.asked()?.signal.is_some() && !is_last);
-        let measured =
-            match eval::measure(pipeline, self.task.validation(pipeline.is_fed())?, &stop) {
-                // A failed measurement must not lose what was learned.
-                Err(CliError::Pipeline(error)) if error.is_not_finite() => {
-                    self.progress
-                        .warn(&format!("the loss of the {what} is NaN or infinite: {error}"));
-                    return Ok(Some(Measured::none()));
-                }
-                measured => measured?,
-            };
+        let parts = self.task.validation(pipeline.is_fed())?;
+        let work = self.progress.between(what, eval::batches_of(&parts));
+        let measured = eval::measure(pipeline, parts, &work, &stop);
+        drop(work);
+        let measured = match measured {
+            // A failed measurement must not lose what was learned.
+            Err(CliError::Pipeline(error)) if error.is_not_finite() => {
+                self.progress.warn(&format!("the loss of the {what} is NaN or infinite: {error}"));
+                return Ok(Some(Measured::none()));
+            }
+            measured => measured?,
+        };
         let Some(Measured { loss, metrics, count, parts }) = &measured else { return Ok(None) };
         let unit = task::unit(self.config);
         let mut line = format!("step {}: {what} loss {loss:.4} nats/{unit}", position.batches);
         if let Some(bits) = self.task.bits_per_byte(*loss) {
             line += &format!(", {bits:.4} bits/byte");
         }
-        for (name, value) in metrics {
+        let vocabulary = self.task.vocabulary();
+        for (name, value) in metrics.iter().filter(|(name, _)| vocabulary.is_telling(name)) {
             line += &format!(", {name} {:.1}%", 100.0 * value);
         }
         self.progress.say(&format!("{line} over {count} {unit}s"));

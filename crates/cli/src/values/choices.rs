@@ -2,10 +2,12 @@
 
 use std::{fmt::Display, str::FromStr};
 
-/// Defines an enum whose variants are written as the given names.
+/// Defines an enum whose variants are written as the given names. Other names may follow, which are
+/// read, too.
 macro_rules! choice {
     (
-        $(#[$doc:meta])* $name:ident, { $($variant:ident = $text:literal),* $(,)? }
+        $(#[$doc:meta])* $name:ident,
+        { $($variant:ident = $text:literal $(or $other:literal)*),* $(,)? }
     ) => {
         $(#[$doc])*
         #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +24,7 @@ macro_rules! choice {
 
             fn from_str(text: &str) -> Result<Self, Self::Err> {
                 match text {
-                    $($text => Ok(Self::$variant),)*
+                    $($text $(| $other)* => Ok(Self::$variant),)*
                     _ => Err(format!("'{text}' is not one of {}", [$($text),*].join(", "))),
                 }
             }
@@ -33,7 +35,12 @@ macro_rules! choice {
 choice!(
     /// The dtype of the arithmetic.
     Dtype,
-    { Float32 = "float32", Float64 = "float64", BFloat16 = "bfloat16", Float16 = "float16" }
+    {
+        Float32 = "float32" or "fp32" or "f32",
+        Float64 = "float64" or "fp64" or "f64",
+        BFloat16 = "bfloat16" or "bf16",
+        Float16 = "float16" or "fp16" or "f16",
+    }
 );
 
 choice!(

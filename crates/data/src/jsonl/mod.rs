@@ -10,13 +10,12 @@
 //! - [`lines`]: reads the lines of a file, and refuses or skips invalid lines
 //! - [`template`]: the chat template of a model's folder; `python_json`: its `tojson` filter
 //! - [`marked`]: a text with its loss mask, and its tokens
-//! - [`encode`]: encodes a file as samples; [`cache`]: stores encoded samples for later runs
+//! - [`encode`]: encodes a file as samples
 //! - [`samples`]: samples as tokens, and their split into training and validation
 //! - [`rows`]: packs samples into the rows of mini-batches
 //! - [`batches`]: mini-batches of rows from one source, or from several sources by weight
 
 pub mod batches;
-pub mod cache;
 pub mod encode;
 pub mod lines;
 pub mod marked;

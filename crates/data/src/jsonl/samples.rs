@@ -1,15 +1,21 @@
 //! Samples as tokens.
 
+use std::{io, path::Path};
+
+use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
 use super::marked::Sample;
-use crate::hash::StableHasher;
+use crate::{hash::StableHasher, kept};
+
+/// The format of files of samples.
+const FORMAT: &str = "gpipe samples 1";
 
 /// The bit of a stored token that holds its loss mask. Vocabularies are far smaller than 2^31.
 const LEARNED: u32 = 1 << 31;
 
 /// Samples: sequences of tokens with their loss masks.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Samples {
     /// The tokens of all samples, each with its loss mask in the bit [`LEARNED`].
     pub(super) tokens: Vec<u32>,
@@ -55,6 +61,23 @@ impl Samples {
             .extend(marked.map(|(token, learned)| if *learned { token | LEARNED } else { *token }));
         self.ends.push(self.tokens.len());
         true
+    }
+
+    /// The samples that [`Samples::keep`] kept at `path`. `None` if there is no such file, or it is
+    /// damaged.
+    #[must_use]
+    pub fn kept(path: &Path) -> Option<Self> {
+        let own: Self = kept::read(path, FORMAT)?;
+        let ascend = own.ends.windows(2).all(|pair| pair.first() < pair.last());
+        (ascend && own.ends.last().copied().unwrap_or(0) == own.tokens.len()).then_some(own)
+    }
+
+    /// Keeps the samples at `path` for later runs.
+    ///
+    /// # Errors
+    /// As [`kept::write`].
+    pub fn keep(&self, path: &Path) -> io::Result<()> {
+        kept::write(path, FORMAT, self)
     }
 
     /// Appends all samples of `other`.

@@ -62,6 +62,22 @@ pub enum Source {
     },
 }
 
+impl Source {
+    /// The files that the source reads, in their order.
+    ///
+    /// # Errors
+    /// The folder cannot be listed, or has no file of pairs.
+    pub fn files(&self) -> Result<Vec<PathBuf>> {
+        Ok(match self {
+            Self::Folder { folder } => {
+                super::folder::find(folder)?.files.into_iter().map(|(_, path)| path).collect()
+            }
+            Self::Tsv { path, .. } => vec![path.clone()],
+            Self::Lines { source, target, .. } => vec![source.clone(), target.clone()],
+        })
+    }
+}
+
 /// Which pairs of the sources become a corpus, and how they are split.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ParallelOptions {

@@ -1,5 +1,7 @@
 //! Pairs of sentences as tokens.
 
+use serde::{Deserialize, Serialize};
+
 use super::{Language, Pair, PairError, ParallelCorpus, TranslationVocabulary};
 use crate::Result;
 pub use crate::bounds::PAIR_TOKENS_MAX;
@@ -32,7 +34,7 @@ impl Side {
 
 /// Pairs of all languages as tokens. Languages are indexed in the order of the corpus, and so are
 /// the pairs of each language.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct PairSet {
     languages: Vec<Encoded>,
     vocabulary: usize,
@@ -41,7 +43,7 @@ pub struct PairSet {
 }
 
 /// The encoded pairs of one language.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Encoded {
     code: String,
     sources: Sentences,
@@ -50,7 +52,7 @@ struct Encoded {
 }
 
 /// Concatenated sentences.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 struct Sentences {
     tokens: Vec<u32>,
     /// Where each sentence ends.

@@ -9,20 +9,17 @@ use std::{
 
 use gpipe_data::{
     Tokenizer,
-    jsonl::{
-        Encoded, Encoder, Fields, OnBadLine, Samples,
-        cache::{self, Key},
-    },
+    jsonl::{Encoded, Encoder, Fields, OnBadLine, Samples},
+    kept::Key,
 };
 
 use super::counted;
 use crate::{
     CliError,
-    config::{CacheChoice, JsonlConfig, OnBadLineChoice},
+    config::{JsonlConfig, OnBadLineChoice},
     files::io,
-    output::complain,
-    progress::Reading,
-    task::{Vocabulary, template::Template},
+    progress::Work,
+    task::{Vocabulary, cache, template::Template},
 };
 
 /// Maximum number of skipped lines that are listed.
@@ -64,11 +61,7 @@ impl<'a> Reader<'a> {
         vocabulary: &'a Vocabulary,
         template: Option<&'a Template>,
     ) -> Result<Self, CliError> {
-        let cache = match &data.cache {
-            CacheChoice::Off => None,
-            CacheChoice::Folder(folder) => Some(folder.clone()),
-            CacheChoice::Auto => default_cache(),
-        };
+        let cache = cache::folder(&data.cache);
         let encoder = encoder(data, template);
         let tokenizer = vocabulary.tokenizer()?;
         let mut settings = vec![tokenizer.to_json()?.into_bytes()];
@@ -106,18 +99,19 @@ impl<'a> Reader<'a> {
             None => None,
             Some(folder) => Some(folder.join(self.key(path)?)),
         };
-        if let Some(encoded) = kept.as_deref().and_then(cache::read) {
-            return Ok(encoded);
+        if let Some(samples) = kept.as_deref().and_then(Samples::kept) {
+            return Ok(Encoded { samples, ..Encoded::default() });
         }
-        let mut progress = Reading::new(path, before.0);
+        let progress = Work::new(path.display().to_string(), before.0);
         let encoded = self.encoder.encode(path, self.tokenizer, |bytes| progress.tell(bytes))?;
-        progress.finish();
-        // If the file changed meanwhile, the key is not that of its samples.
+        drop(progress);
+        // If the file changed meanwhile, the key is not that of its samples. Skipped lines are
+        // listed in every run.
         if let Some(kept) = kept
             && state()? == before
-            && let Err(error) = cache::write(&kept, &encoded)
+            && encoded.left_out == 0
         {
-            complain!("gpipe: warning: cannot cache the tokens: {}: {error}", kept.display());
+            cache::tell(&kept, encoded.samples.keep(&kept));
         }
         Ok(encoded)
     }
@@ -148,12 +142,4 @@ impl<'a> Reader<'a> {
             let _ = writeln!(text, "  and {more} more");
         }
     }
-}
-
-/// `gpipe/tokens` in the user's cache folder. `None` if the environment names no cache folder.
-fn default_cache() -> Option<PathBuf> {
-    let named = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let named = named.filter(|folder| folder.is_absolute());
-    let home = || Some(PathBuf::from(std::env::var_os("HOME")?).join(".cache"));
-    Some(named.or_else(home)?.join("gpipe").join("tokens"))
 }
