@@ -1,8 +1,9 @@
 # `make train` and `make test` do all the set-up on a fresh machine.
 CARGO ?= cargo
 export CARGO_TERM_COLOR ?= auto
+PREFIX ?= $(HOME)/.local
 
-.PHONY: help setup build train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-tuning bench-prediction bench-processes bench-schedules bench-plans bench-ledger bench-python bench-bilingual parity python test-python book fonts catalogues
+.PHONY: help setup build install train test simulated-gpu soak fuzz bench bench-full bench-memory bench-checkpoint bench-generation bench-tuning bench-prediction bench-processes bench-schedules bench-plans bench-ledger bench-python bench-bilingual parity elastic slurm python test-python book fonts catalogues
 
 help: ## List the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*## /\t/'
@@ -12,6 +13,10 @@ setup: ## Put the pinned libtorch in place (GPIPE_LIBTORCH=cuda for the CUDA set
 
 build: setup ## Build the gpipe command
 	$(CARGO) build --release --locked --package gpipe-cli
+
+install: build ## Put the gpipe command into PREFIX/bin [PREFIX=~/.local]; it finds its libtorch
+	install -D target/release/gpipe $(PREFIX)/bin/gpipe
+	$(PREFIX)/bin/gpipe --version
 
 train: build ## Train a small transformer on real text with two stages
 	$(CARGO) fetch --locked --manifest-path configs/text/Cargo.toml
@@ -93,6 +98,12 @@ parity: setup ## Compare losses, gradients, parameters and exchanged weights wit
 		python3 scripts/folder_parity.py && python3 scripts/tuning_parity.py && \
 		python3 scripts/interchange.py
 	python3 scripts/score_parity.py
+
+elastic: build ## torchrun's elastic launcher loses a host and gains it back (network namespaces; fetches PyTorch once; five minutes on two cores)
+	PYTHONPATH=$$(python3 scripts/pytorch.py) python3 scripts/elastic.py
+
+slurm: build ## The documented script under Slurm, with a daemon on this machine (apt install slurm-wlm; a minute)
+	python3 scripts/slurm.py
 
 book: ## Build the book in docs/ into target/book, and refuse dead links (builds mdBook once)
 	python3 scripts/book.py
