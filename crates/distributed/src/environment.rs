@@ -3,8 +3,8 @@
 //! `RANK`, `WORLD_SIZE`, `MASTER_ADDR` and `MASTER_PORT` are all set, or none of them. `gpipe
 //! launch` sets them too. A launcher that serves the store itself sets
 //! `TORCHELASTIC_USE_AGENT_STORE=True`; otherwise rank 0 serves it. `TORCHELASTIC_RESTART_COUNT`
-//! distinguishes restarts at a launcher's store. `GPIPE_ADDRESS` is the address by which the other processes reach this
-//! machine, if it has several.
+//! distinguishes restarts at a launcher's store. `GPIPE_ADDRESS` is the address by which the other
+//! processes reach this machine, if it has several.
 
 use std::{
     net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
