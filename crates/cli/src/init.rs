@@ -2,8 +2,7 @@
 
 use std::{
     ffi::OsStr,
-    fmt::Write as _,
-    fs,
+    fmt, fs,
     io::{BufRead, BufReader, Read},
     path::{Path, PathBuf},
 };
@@ -278,167 +277,148 @@ fn fields(path: &Path) -> Result<Fields, CliError> {
     }
 }
 
+/// Recipes with `{names}` in the place of what depends on the data.
+const TEXT: &str = include_str!("init/text.toml");
+const IMAGES: &str = include_str!("init/images.toml");
+const PAIRS: &str = include_str!("init/pairs.toml");
+const ADAPTERS: &str = include_str!("init/adapters.toml");
+
 /// The text of the configuration, with comments.
 fn configuration(data: &str, found: &Found) -> String {
-    let stages = machine::cores().clamp(1, 2);
-    let quoted = |text: &str| toml::Value::from(text).to_string();
-    let mut text = format!(
-        "# Made by gpipe init from what it found in {}.\n# Keys that are not here have their \
-        defaults; docs/reference/configuration.md explains all.\nseed = 1\n",
-        quoted(data)
-    );
-    let pipeline = format!(
-        "\n# The network is cut into stages, which work at the same time. Their number changes no \
-        result.\n[pipeline]\nstages = {stages}\nmicro_batches = 4\n"
-    );
-    let adam = "\n[optimizer]\nname = \"adamw\"\nlr = 2e-3\nweight_decay = 0.1\nwarmup_steps = \
-                30\n\n# Norms and biases are not decayed.\n[[optimizer.groups]]\nnames = \
-                [\"*norm.*\", \"*.bias\"]\nweight_decay = 0.0\n";
-    // Writing to a String does not fail.
-    let _ = match found {
-        Found::Text { files, bytes, has_json } => write!(
-            text,
-            "{}\n# {files} files, {}. Part of it is held out for validation.\n[data]\ntext = \
-            [{}]\n{}# Length of a sample, in tokens.\nsequence = 128\n{pipeline}{adam}{}",
-            transformer(*bytes),
-            Bytes(*bytes),
-            quoted(data),
-            if *has_json { "# JSON files are no text.\njson = \"skip\"\n" } else { "" },
-            train(500, 16)
-        ),
-        Found::Jsonl { fields: Fields::Messages, files, .. } => write!(
-            text,
-            "\n# Conversations need a model with a chat template: gpipe train THIS --from \
-            MODEL_FOLDER\n[data]\nkind = \"jsonl\"\nfiles = [{}]\n{pipeline}\n# Trains adapters; \
-            the model stays as it is.\n[lora]\nrank = 16\n\n[optimizer]\nname = \"adamw\"\nlr = \
-            2e-4\n{}",
-            list(files),
-            train(200, 8)
-        ),
-        Found::Jsonl { files, bytes, fields } => write!(
-            text,
-            "{}\n# {}. Part of it is held out for validation.\n[data]\nkind = \"jsonl\"\nfiles = \
-            [{}]\n# Length of a row, in tokens.\nsequence = 128\n{}{pipeline}{adam}{}",
-            transformer(*bytes),
-            Bytes(*bytes),
-            list(files),
-            match fields {
-                Fields::Prompt(prompt, completion) => format!(
-                    "# The completion is learned, the prompt is given.\nfields.prompt = {}\n\
-                    fields.completion = {}\n",
-                    quoted(prompt),
-                    quoted(completion)
-                ),
-                Fields::Text | Fields::Messages => String::new(),
-            },
-            train(500, 16)
-        ),
-        Found::Images { train: folder, validation, classes, images } => write!(
-            text,
-            "\n[model]\nkind = \"resnet\"\n# Blocks in each of the four groups, and channels of \
-            the first.\nblocks = [1, 1, 1, 1]\nwidth = 32\n\n# {images} images of {classes} \
-            classes.\n[data]\nkind = \"image-folder\"\nfolder = {}\n{}\n[images]\n# Side of the \
-            square that the network sees, in pixels. Larger shows more and takes longer.\nsize = \
-            64\n# Training sees a part of each image, mirrored half of the time.\ncrop = \
-            \"resized:0.5\"\nflip = 0.5\n{pipeline}\n[optimizer]\nname = \"sgd\"\nlr = 0.05\n\
-            weight_decay = 1e-4\nwarmup_steps = 30\nsgd.momentum = 0.9\n{}",
-            quoted(&folder.to_string_lossy()),
-            match validation {
-                Some(own) => format!("validation = {}\n", quoted(&own.to_string_lossy())),
-                None => "# Fraction that is held out for validation.\nvalidation_share = \
-                         0.1\n"
-                    .into(),
-            },
-            train(500, (*images / 2).clamp(4, 32))
-        ),
-        Found::Pairs { languages } => write!(
-            text,
-            "\n[model]\nkind = \"translation\"\nvocabulary = 8192\nfeatures = 256\nheads = 4\n\
-            head_size = 64\nhidden = 1024\nencoder_layers = 3\ndecoder_layers = 3\n\n# {languages} \
-            languages. Each line of LANGUAGE.tsv is a sentence, a tab, and its English \
-            translation.\n[data]\nkind = \"parallel\"\nfolder = {}\n# Size of a mini-batch, in \
-            tokens of the translations.\nbatch_tokens = 2048\n{pipeline}{adam}{}",
-            quoted(data),
-            train(1000, 32)
-        ),
-        Found::Model => write!(
-            text,
-            "\n# The model comes from its folder: gpipe train THIS --from {data} --data \
-            YOURS.jsonl\n{pipeline}\n# Trains adapters; the model stays as it is. 0 trains all of \
-            it.\n[lora]\nrank = 16\n\n[optimizer]\nname = \"adamw\"\nlr = 2e-4\n{}",
-            train(200, 8)
-        ),
+    let stages = machine::cores().clamp(1, 2).to_string();
+    let data = quoted(data);
+    let (what, lines) = (found.to_string(), found.lines(&data));
+    let command = format!("gpipe train FILE.toml{}", found.flags(&data));
+    let (recipe, own) = match found {
+        Found::Text { bytes, .. }
+        | Found::Jsonl { bytes, fields: Fields::Prompt(..), .. }
+        | Found::Jsonl { bytes, fields: Fields::Text, .. } => {
+            let vocabulary = if *bytes < TEXT_BYTES_SMALL { 1024 } else { 4096 };
+            (TEXT, ("vocabulary", vocabulary.to_string()))
+        }
+        Found::Images { images, .. } => {
+            (IMAGES, ("mini_batch", (images / 2).clamp(4, 32).to_string()))
+        }
+        Found::Pairs { .. } => (PAIRS, ("", String::new())),
+        Found::Jsonl { .. } | Found::Model => (ADAPTERS, ("command", command)),
     };
-    text
-}
-
-/// The files as a list of TOML, without its brackets.
-fn list(files: &[PathBuf]) -> String {
-    let quoted = files.iter().map(|own| toml::Value::from(&*own.to_string_lossy()).to_string());
-    quoted.collect::<Vec<_>>().join(", ")
-}
-
-/// A small transformer for so many bytes of text.
-fn transformer(bytes: u64) -> String {
-    let vocabulary = if bytes < TEXT_BYTES_SMALL { 1024 } else { 4096 };
-    format!(
-        "\n[model]\nkind = \"transformer\"\n# Number of tokens that the tokenizer learns at \
-        most.\nvocabulary = {vocabulary}\nfeatures = 256\nheads = 4\nhidden = 1024\nblocks = 4\n"
+    filled(
+        recipe,
+        &[
+            ("data", &data),
+            ("found", &what),
+            ("lines", &lines),
+            ("stages", &stages),
+            (own.0, &own.1),
+        ],
     )
 }
 
-/// How long to train.
-fn train(steps: u64, mini_batch: usize) -> String {
-    format!(
-        "\n[train]\nsteps = {steps}\n# Samples of a step.\nmini_batch = {mini_batch}\n\
-        validate_every = {}\n",
-        steps / 5
-    )
+/// `recipe` with each `{name}` replaced. What takes a place is not looked at again.
+fn filled(recipe: &str, values: &[(&str, &str)]) -> String {
+    let mut text = String::new();
+    let mut rest = recipe;
+    while let Some((before, (name, after))) =
+        rest.split_once('{').and_then(|(before, rest)| Some((before, rest.split_once('}')?)))
+    {
+        text += before;
+        text += values.iter().find(|(own, _)| *own == name).map_or("", |(_, value)| *value);
+        rest = after;
+    }
+    text + rest
+}
+
+/// `text` as a string of TOML.
+fn quoted(text: &str) -> String {
+    toml::Value::from(text).to_string()
+}
+
+impl Found {
+    /// The lines of `[data]` that depend on the data. `data` is quoted.
+    fn lines(&self, data: &str) -> String {
+        match self {
+            Self::Text { has_json: true, .. } => {
+                format!("text = [{data}]\n# JSON files are no text.\njson = \"skip\"")
+            }
+            Self::Text { .. } => format!("text = [{data}]"),
+            Self::Jsonl { files, fields, .. } => {
+                let files = files.iter().map(|own| quoted(&own.to_string_lossy()));
+                let files = files.collect::<Vec<_>>().join(", ");
+                let files = format!("kind = \"jsonl\"\nfiles = [{files}]");
+                match fields {
+                    Fields::Text => files,
+                    Fields::Prompt(prompt, completion) => format!(
+                        "{files}\n# The completion is learned, the prompt is given.\n\
+                        fields.prompt = {}\nfields.completion = {}",
+                        quoted(prompt),
+                        quoted(completion)
+                    ),
+                    Fields::Messages => format!("\n[data]\n{files}\n"),
+                }
+            }
+            Self::Images { train, validation, .. } => {
+                let held_out = match validation {
+                    Some(own) => format!("validation = {}", quoted(&own.to_string_lossy())),
+                    None => "# Fraction that is held out.\nvalidation_share = 0.1".to_owned(),
+                };
+                format!("folder = {}\n{held_out}", quoted(&train.to_string_lossy()))
+            }
+            Self::Pairs { .. } | Self::Model => String::new(),
+        }
+    }
+
+    /// What `gpipe train` needs beside the configuration. `data` is quoted.
+    fn flags(&self, data: &str) -> String {
+        match self {
+            Self::Jsonl { fields: Fields::Messages, .. } => " --from MODEL_FOLDER".to_owned(),
+            Self::Model => format!(" --from {data} --data YOURS.jsonl"),
+            _ => String::new(),
+        }
+    }
+
+    /// What to do with the model of the run `run`.
+    fn use_of(&self, run: &str) -> String {
+        match self {
+            Self::Images { .. } => format!("gpipe predict {run} IMAGE.png"),
+            Self::Pairs { .. } => format!("gpipe translate {run} --from LANGUAGE < LINES.txt"),
+            Self::Jsonl { fields: Fields::Messages, .. } => format!("gpipe generate {run} --chat"),
+            _ => format!("gpipe generate {run} --prompt 'The '"),
+        }
+    }
+}
+
+impl fmt::Display for Found {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Text { files, bytes, .. } => {
+                write!(f, "text, {}, {}", counted(*files, "file"), Bytes(*bytes))
+            }
+            Self::Jsonl { files, bytes, .. } => {
+                write!(f, "JSONL, {}, {}", counted(files.len(), "file"), Bytes(*bytes))
+            }
+            Self::Images { classes, images, .. } => {
+                write!(f, "{images} images of {classes} classes")
+            }
+            Self::Pairs { languages } => {
+                write!(f, "pairs of sentences in {}", counted(*languages, "language"))
+            }
+            Self::Model => f.write_str("a model as Hugging Face distributes it"),
+        }
+    }
+}
+
+fn counted(count: usize, what: &str) -> String {
+    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Says what was found, and what to run.
 fn tell(data: &Path, out: &Path, found: &Found) {
     let (shown, config) = (data.display(), out.display());
-    let name = out.file_stem().unwrap_or_default().to_string_lossy();
-    let (what, flags, then) = match found {
-        Found::Text { files, bytes, .. } => (
-            format!("text: {files} files, {}", Bytes(*bytes)),
-            String::new(),
-            format!("gpipe generate out/{name} --prompt 'The '"),
-        ),
-        Found::Jsonl { files, bytes, fields } => (
-            format!("JSONL: {} files, {}", files.len(), Bytes(*bytes)),
-            match fields {
-                Fields::Messages => " --from MODEL_FOLDER".to_owned(),
-                Fields::Text | Fields::Prompt(..) => String::new(),
-            },
-            match fields {
-                Fields::Messages => format!("gpipe generate out/{name} --chat"),
-                Fields::Text | Fields::Prompt(..) => {
-                    format!("gpipe generate out/{name} --prompt 'The '")
-                }
-            },
-        ),
-        Found::Images { classes, images, .. } => (
-            format!("{images} images of {classes} classes"),
-            String::new(),
-            format!("gpipe predict out/{name} IMAGE.png"),
-        ),
-        Found::Pairs { languages } => (
-            format!("pairs of sentences in {languages} languages"),
-            String::new(),
-            format!("gpipe translate out/{name} --from LANGUAGE < LINES.txt"),
-        ),
-        Found::Model => (
-            "a model as Hugging Face distributes it".to_owned(),
-            format!(" --from {shown} --data YOURS.jsonl"),
-            format!("gpipe generate out/{name} --prompt 'The '"),
-        ),
-    };
-    say!("{shown}: {what}");
+    let run = format!("out/{}", out.file_stem().unwrap_or_default().to_string_lossy());
+    say!("{shown}: {found}");
     say!("written: {config}");
-    say!("train:   gpipe train {config}{flags}");
-    say!("then:    {then}");
+    say!("train:   gpipe train {config}{}", found.flags(&shown.to_string()));
+    say!("then:    {}", found.use_of(&run));
 }
 
 #[cfg(test)]
@@ -467,6 +447,7 @@ mod tests {
             (vec![("a.txt", &long[..])], "kind = \"transformer\""),
             (vec![("a.txt", &long[..]), ("b.json", "{}")], "json = \"skip\""),
             (vec![("a.jsonl", "{\"text\": \"x\"}\n"), ("b.txt", "few")], "kind = \"jsonl\""),
+            (vec![("a.jsonl", "{\"messages\": []}")], "--from MODEL_FOLDER\nseed"),
             (vec![("a.jsonl", "{\"instruction\": \"x\", \"output\": \"y\"}")], "\"instruction\""),
             (vec![("de.tsv", "Hallo\thello\n"), ("fr.tsv", "Salut\thello\n")], "\"parallel\""),
         ] {
