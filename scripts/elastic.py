@@ -18,6 +18,8 @@ import tempfile
 import time
 from pathlib import Path
 
+import tiny
+
 ROOT = Path(__file__).resolve().parent.parent
 GPIPE = ROOT / "target" / "release" / "gpipe"
 STEPS = 600
@@ -97,7 +99,7 @@ class Hosts:
                    "1", "--max-restarts", "20", "--rdzv-backend", "c10d", "--rdzv-endpoint",
                    f"{self.addresses[0]}:{PORT}", "--rdzv-id", "elastic", "--rdzv-conf",
                    f"is_host={1 - host},last_call_timeout=5", "--local-addr", address,
-                   str(GPIPE), "train", "tiny.toml", "--text", "text.txt", "--out", str(out),
+                   str(GPIPE), "train", "tiny.toml", "--out", str(out),
                    "--resume", "auto"]
         log = open(folder / f"host{host}.log", "ab")
         # With a shared store, torchrun of PyTorch 2.11 sends the store's address once. A host that
@@ -174,16 +176,14 @@ def main():
         sys.exit(f"{GPIPE} is not there: make build")
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        (folder / "tiny.toml").write_text(CONFIG)
-        (folder / "text.txt").write_text("".join(f"stage {n * n % 89} sends to stage {n}.\n"
-                                                 for n in range(30000)))
+        tiny.write(folder, CONFIG, lines=30000)
         try:
             with Hosts() as hosts:
                 lost, back = elastic(hosts, folder)
         except Skipped as reason:
             print(f"elastic: skipped: {reason}")
             return
-        subprocess.run([GPIPE, "train", "tiny.toml", "--text", "text.txt", "--out", "alone"],
+        subprocess.run([GPIPE, "train", "tiny.toml", "--out", "alone"],
                        cwd=folder, check=True, stdout=subprocess.DEVNULL)
         worlds = [line for line in (folder / "host0.log").read_text(errors="replace").splitlines()
                   if "resuming" in line]

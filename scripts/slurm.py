@@ -19,32 +19,14 @@ import tempfile
 import time
 from pathlib import Path
 
+import tiny
+
 ROOT = Path(__file__).resolve().parent.parent
 PAGE = ROOT / "docs" / "guides" / "processes.md"
 GPIPE = ROOT / "target" / "release" / "gpipe"
 PROGRAMS = ["munged", "slurmctld", "slurmd", "sbatch", "scontrol", "sinfo"]
 READY_S = 60
 JOB_S = 300
-CONFIG = """
-[model]
-vocabulary = 300
-features = 16
-heads = 2
-hidden = 32
-blocks = 1
-dropout = 0.1
-[data]
-sequence = 8
-text = ["text.txt"]
-[pipeline]
-stages = 2
-micro_batches = 3
-timeout_s = 60
-[train]
-steps = 6
-mini_batch = 7
-validation_tokens = 100
-"""
 SLURM = """
 ClusterName=gpipe
 SlurmctldHost={host}(127.0.0.1)
@@ -175,9 +157,7 @@ def main():
             raise Skipped(f"there is no {', '.join(missing)}: apt install slurm-wlm")
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
-            (folder / "tiny.toml").write_text(CONFIG)
-            (folder / "text.txt").write_text("".join(f"stage {n * n % 89} sends to stage {n}.\n"
-                                                     for n in range(3000)))
+            tiny.write(folder)
             with Slurm(folder) as slurm:
                 printed = job(slurm, folder)
             subprocess.run([GPIPE, "train", "tiny.toml", "--out", "one"], cwd=folder, check=True,
