@@ -104,6 +104,21 @@ fn fault_processes_say_the_same_mistake_once() {
     }
 }
 
+/// Every key of the other network was listed, too.
+#[test]
+fn regression_a_run_of_another_network_is_refused_in_a_line() {
+    let folder = Folder::new();
+    folder.train(&["--steps", "1", "--out", "run", "--set", "train.validation_tokens=100"]);
+    let llama = "[model]\nkind = \"llama\"\nvocabulary = 300\nfeatures = 16\nheads = 2\n\
+        groups = 1\nhead_size = 8\nhidden = 24\nblocks = 2\n[data]\nsequence = 8\n";
+    fs::write(folder.path("llama.toml"), llama).unwrap();
+    let resume = ["train", "llama.toml", "--text", "text.txt", "--resume", "run"];
+    folder.refuses(&resume, &["model.kind cannot change from \"transformer\" to \"llama\""]);
+    let output = folder.gpipe(&resume);
+    assert_eq!(String::from_utf8_lossy(&output.stdout).lines().count(), 3, "{output:?}");
+    assert_eq!(String::from_utf8_lossy(&output.stderr).matches(" cannot change").count(), 1);
+}
+
 #[test]
 fn fault_a_folder_of_runs_lists_them() {
     let folder = Folder::new();

@@ -22,6 +22,9 @@ use crate::{
     values::ScheduleChoice,
 };
 
+/// The key of the kind of network.
+const MODEL_KIND: &str = "model.kind";
+
 /// Everything that is decided before the data are read.
 pub(crate) struct Start {
     pub config: Config,
@@ -249,7 +252,11 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
         manifest.progress.tokens,
         task::unit(config)
     );
-    let all = changes(&old, &config.resolved())?;
+    let mut all = changes(&old, &config.resolved())?;
+    if all.iter().any(|change| change.key == MODEL_KIND) {
+        // Every other key of the model follows from it.
+        all.retain(|change| change.key == MODEL_KIND);
+    }
     if all.is_empty() {
         return Ok(manifest.best);
     }
