@@ -74,27 +74,26 @@ def environment(folders, tests):
     return interpreter
 
 
-def build(interpreter, dev):
-    """Builds the wheel and installs it."""
+def build(interpreter, dev, simulated_gpus):
+    """Builds the wheel and installs it. Puts simulated GPUs beside the installed package and its
+    sources."""
     shutil.rmtree(WHEELS, ignore_errors=True)
     own = dict(os.environ, LIBTORCH_USE_PYTORCH="1", VIRTUAL_ENV=str(ENVIRONMENT),
                PATH=f"{interpreter.parent}:{os.environ['PATH']}")
     own.pop("LIBTORCH", None)
     profile = [] if dev else ["--release"]
-    run(interpreter.parent / "maturin", "build", *profile, "--auditwheel", "skip", "--locked",
-        "--interpreter", interpreter, "--out", WHEELS, cwd=FOLDER, env=own)
+    features = ["--features", "simulated-gpus"] if simulated_gpus else []
+    run(interpreter.parent / "maturin", "build", *profile, *features, "--auditwheel", "skip",
+        "--locked", "--interpreter", interpreter, "--out", WHEELS, cwd=FOLDER, env=own)
     wheel = next(WHEELS.glob("*.whl"))
     run(interpreter, "-m", "pip", "install", "--quiet", "--no-deps", "--force-reinstall", wheel)
-
-
-def simulated_gpus():
-    """Builds simulated GPUs, and puts them beside the installed package and its sources."""
-    run(sys.executable, ROOT / "scripts/setup.py")
-    run("cargo", "build", "--locked", "--package", "gpipe-simulated-gpu", cwd=ROOT)
-    built = ROOT / "target/debug/simulated-gpu/libtorch_cuda.so"
+    if not simulated_gpus:
+        return
+    programs = FOLDER / "target" / ("debug" if dev else "release")
     site = next((ENVIRONMENT / "lib").glob("python*/site-packages"))
     for folder in (site / "gpipe", FOLDER / "gpipe"):
-        shutil.copy(built, folder / "libgpipe_simulated_gpus.so")
+        shutil.copy(programs / "simulated-gpu/libtorch_cuda.so",
+                    folder / "libgpipe_simulated_gpus.so")
 
 
 def main():
@@ -105,9 +104,7 @@ def main():
     options = parser.parse_args()
     check()
     interpreter = environment(torch_folders(), options.tests)
-    build(interpreter, options.dev)
-    if options.tests or options.simulated_gpus:
-        simulated_gpus()
+    build(interpreter, options.dev, options.tests or options.simulated_gpus)
     print(f"{packages.PROGRAM}: gpipe is in {ENVIRONMENT}: run {interpreter}", file=sys.stderr)
 
 
