@@ -46,6 +46,8 @@ def main():
     torch = libtorch(Path(pytorch), Path(headers), target / "libtorch")
     own = {name: value for name, value in os.environ.items() if name != "LIBTORCH_USE_PYTORCH"}
     libraries = sorted((torch.parent / "nvidia").glob("*/lib"))
+    # One test of a few calls: what takes time is to build it.
+    own |= {"CARGO_PROFILE_DEV_OPT_LEVEL": "0", "CARGO_PROFILE_TEST_OPT_LEVEL": "0"}
     own |= {"LIBTORCH": str(torch), "CARGO_TARGET_DIR": str(target),
             "LD_LIBRARY_PATH": ":".join(map(str, libraries))}
     command = ["cargo", "test", "--locked", "--package", "gpipe-bridge", "--lib", TEST, "--",

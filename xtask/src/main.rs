@@ -5,15 +5,18 @@
 mod circles;
 mod fuzz;
 mod licences;
+mod programs;
 mod prose;
 mod simulated;
 mod soak;
 mod tidy;
 
 use std::{
+    io::{self, Write as _},
     path::PathBuf,
-    process::{Command, ExitCode},
-    time::Instant,
+    process::{Command, ExitCode, ExitStatus, Stdio},
+    thread,
+    time::{Duration, Instant},
 };
 
 /// One command of CI.
@@ -81,11 +84,15 @@ const CI: &[Step] = &[
         arguments: &["fetch", "--locked", "--manifest-path", "configs/text/Cargo.toml"],
         environment: &[],
     },
+];
+
+/// What CI builds beside the tests, or elsewhere. It is built at once, because a compiler of C++
+/// leaves a core idle.
+const APART: &[Step] = &[
     Step {
-        name: "tests",
+        name: "examples of the documentation",
         program: "cargo",
-        // The programs of benchmarks have no tests. Clippy and the comparisons build them.
-        arguments: &["test", "--workspace", "--exclude=gpipe-drivers", "--locked"],
+        arguments: &["test", "--workspace", "--exclude=gpipe-drivers", "--locked", "--doc"],
         environment: &[],
     },
     Step {
@@ -144,9 +151,15 @@ fn main() -> ExitCode {
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let done = match arguments[..] {
         ["ci"] => {
-            tidy_step() && licences_step() && run(CI) && on_simulated_gpus(true) && print_skipped()
+            let _ = std::fs::remove_file(times());
+            tidy_step()
+                && licences_step()
+                && run(CI)
+                && tests(Tests::Ci)
+                && at_once(APART)
+                && print_skipped()
         }
-        ["simulated-gpu"] => on_simulated_gpus(false),
+        ["simulated-gpu"] => tests(Tests::OnSimulatedGpus),
         ["soak"] => soaked(),
         ["fuzz", ref rest @ ..] => {
             match rest.split_first().map(|(first, rest)| (first.parse(), rest)) {
@@ -189,11 +202,35 @@ fn soaked() -> bool {
     fuzzed(seconds, &[]) && proven
 }
 
-fn on_simulated_gpus(is_short: bool) -> bool {
+/// Tests to run.
+#[derive(Clone, Copy, PartialEq)]
+enum Tests {
+    /// All, and the short suites on simulated GPUs.
+    Ci,
+    /// All suites on simulated GPUs.
+    OnSimulatedGpus,
+}
+
+/// Builds and runs tests. Returns whether all passed.
+fn tests(which: Tests) -> bool {
     let start = Instant::now();
-    let outcome = simulated::run(&root(), &cargo(), &skip_log(), is_short);
-    println!("== on simulated GPUs: {} s", start.elapsed().as_secs());
-    said("on simulated GPUs", outcome)
+    let all_passed = || {
+        let programs = programs::build(&root(), &cargo())?;
+        took("building the tests", start.elapsed());
+        let log = root().join("target/simulated-gpu.txt");
+        let _ = std::fs::remove_file(&log);
+        let mut parts = simulated::parts(&programs, &log, which == Tests::Ci)?;
+        if which == Tests::Ci {
+            for program in &programs {
+                parts.push(programs::Part::whole(program)?);
+            }
+        }
+        let start = Instant::now();
+        let passed = programs::run(parts, &skip_log());
+        took("tests", start.elapsed());
+        Ok(passed && simulated::counted(&log))
+    };
+    said("tests", all_passed())
 }
 
 fn fuzzed(seconds: u64, targets: &[&str]) -> bool {
@@ -237,32 +274,80 @@ fn skip_log() -> PathBuf {
     root().join("target").join("skipped-tests.txt")
 }
 
+/// The file to which each step of CI adds a line with its time, for the table at CI's end.
+fn times() -> PathBuf {
+    root().join("target").join("ci-times.txt")
+}
+
+/// Prints the time of a step, and adds it to the file of [`times`].
+fn took(name: &str, time: Duration) {
+    let seconds = time.as_secs();
+    println!("== {name}: {seconds} s");
+    let file = std::fs::OpenOptions::new().create(true).append(true).open(times());
+    // The times are for reading alone.
+    let _ = file.and_then(|mut file| writeln!(file, "{seconds:5} s    {name}"));
+}
+
+/// Runs the steps in turn, up to the first that fails. Returns whether all passed.
 fn run(steps: &[Step]) -> bool {
     let cargo = cargo();
     let _ = std::fs::remove_file(skip_log());
-    for step in steps {
+    steps.iter().all(|step| {
         println!("== {}: {} {}", step.name, step.program, step.arguments.join(" "));
         let start = Instant::now();
-        let status = Command::new(if step.program == "cargo" { &cargo } else { step.program })
-            .args(step.arguments)
-            .envs(step.environment.iter().copied())
-            .env("GPIPE_SKIP_LOG", skip_log())
-            .current_dir(root())
-            .status();
-        let seconds = start.elapsed().as_secs();
-        match status {
-            Ok(status) if status.success() => println!("== {}: {seconds} s", step.name),
-            Ok(status) => {
-                eprintln!("== {} failed ({status}) after {seconds} s", step.name);
-                return false;
+        let status = command(step, &cargo).status();
+        passed(step, status, start.elapsed())
+    })
+}
+
+/// Runs all steps at once, and then prints what each printed. Returns whether all passed.
+fn at_once(steps: &[Step]) -> bool {
+    let cargo = cargo();
+    let one = |step: &Step| {
+        let start = Instant::now();
+        let output = command(step, &cargo).stdin(Stdio::null()).output();
+        (output, start.elapsed())
+    };
+    let one = &one;
+    thread::scope(|scope| {
+        let begun: Vec<_> =
+            steps.iter().map(|step| (step, scope.spawn(move || one(step)))).collect();
+        let ended = begun.into_iter().map(|(step, own)| {
+            println!("== {}: {} {}", step.name, step.program, step.arguments.join(" "));
+            let Ok((output, time)) = own.join() else { return false };
+            if let Ok(output) = &output {
+                print!("{}", String::from_utf8_lossy(&output.stdout));
+                eprint!("{}", String::from_utf8_lossy(&output.stderr));
             }
-            Err(error) => {
-                eprintln!("== {}: cannot run {}: {error}", step.name, step.program);
-                return false;
-            }
+            passed(step, output.map(|output| output.status), time)
+        });
+        ended.collect::<Vec<_>>().into_iter().all(|passed| passed)
+    })
+}
+
+fn command(step: &Step, cargo: &str) -> Command {
+    let mut command = Command::new(if step.program == "cargo" { cargo } else { step.program });
+    command
+        .args(step.arguments)
+        .envs(step.environment.iter().copied())
+        .env("GPIPE_SKIP_LOG", skip_log())
+        .current_dir(root());
+    command
+}
+
+/// Prints how a step ended. Returns whether it passed.
+fn passed(step: &Step, status: io::Result<ExitStatus>, time: Duration) -> bool {
+    match status {
+        Ok(status) if status.success() => {
+            took(step.name, time);
+            return true;
         }
+        Ok(status) => {
+            eprintln!("== {} failed ({status}) after {} s", step.name, time.as_secs());
+        }
+        Err(error) => eprintln!("== {}: cannot run {}: {error}", step.name, step.program),
     }
-    true
+    false
 }
 
 fn print_skipped() -> bool {
