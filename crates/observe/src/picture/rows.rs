@@ -130,6 +130,7 @@ fn draw_panel(
     let shared = is_shared(panel.timeline);
     let times = device_times(panel.timeline);
     let bar = layout.row - layout.gap;
+    let labels = labels(rows, layout, bar, shared);
     // In low rows, label only every second or fourth device.
     let every = [(13.0, 1), (11.0, 2)].into_iter().find(|(row, _)| layout.row > *row);
     let every = every.map_or(4, |(_, every)| every);
@@ -147,12 +148,12 @@ fn draw_panel(
                 canvas.text("dim", layout.right() + 10.0, middle, &busy);
             }
         }
-        draw_row(canvas, layout, spans, bar, shared);
+        draw_row(canvas, layout, spans, bar, &labels);
         canvas.close();
     }
 }
 
-fn draw_row(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64, shared: bool) {
+fn draw_row(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64, labels: &Labels) {
     for span in spans {
         let Some(kind) = span.kind() else { continue };
         let (x, width) = (layout.x(span.start), layout.length(span.time()));
@@ -164,22 +165,59 @@ fn draw_row(canvas: &mut Canvas, layout: &Layout, spans: &[Span], bar: f64, shar
         canvas.rect(kind.class(), box_, &hover(span));
     }
     areas(canvas, layout, spans, bar);
-    for span in spans.iter().filter(|_| bar > 9.5) {
-        let room = layout.length(span.time()) - 1.5;
-        let fits =
-            |size: f64| label(span, shared, room / (CHARACTER * size)).map(|text| (size, text));
-        let sizes = if bar > 16.0 { [11.0, 8.5] } else { [9.0, 8.5] };
-        if let Some((size, text)) = sizes.into_iter().find_map(fits) {
+    for span in spans {
+        let style = span.kind().and_then(|kind| labels[kind as usize]);
+        if let Some((size, form)) = style
+            && let Some(text) = label(span, form)
+        {
             let middle = layout.x(span.start) + layout.length(span.time()) / 2.0;
             canvas.label(size, middle, bar / 2.0 + 0.36 * size, &text);
         }
     }
 }
 
-/// The longest name of an action that fits into `room` characters, if any.
-fn label(span: &Span, shared: bool, room: f64) -> Option<String> {
+/// What the label of an action consists of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Form {
+    /// The stage, the letter of the kind and the micro-batch: where devices have several stages.
+    Stage,
+    /// The letter and the micro-batch.
+    Letter,
+    /// The micro-batch.
+    Micro,
+}
+
+/// The font size and the form of the labels of each kind of action; `None` if it has no labels.
+type Labels = [Option<(f64, Form)>; Kind::ALL.len()];
+
+/// The largest labels that all actions of a kind have room for. If one has none, none is labelled:
+/// labels that come and go say less than none.
+fn labels(rows: &[Vec<Span>], layout: &Layout, bar: f64, shared: bool) -> Labels {
+    let forms: &[Form] = if shared { &[Form::Stage] } else { &[Form::Letter, Form::Micro] };
+    let sizes = match bar {
+        bar if bar > 16.0 => [11.0, 8.5].as_slice(),
+        bar if bar > 9.5 => &[9.0, 8.5],
+        _ => &[],
+    };
+    Kind::ALL.map(|kind| {
+        let is_it = |span: &&Span| span.times[kind as usize] > Nanos(0);
+        let spans = || rows.iter().flatten().filter(is_it);
+        let fits = |size: f64, form: Form| {
+            spans().all(|span| {
+                let room = (layout.length(span.time()) - 1.5) / (CHARACTER * size);
+                // Merged actions have no label.
+                label(span, form).is_some_and(|text| text.len() as f64 <= room)
+            })
+        };
+        let each = |&size: &f64| forms.iter().map(move |&form| (size, form));
+        let mut styles = sizes.iter().flat_map(each);
+        styles.find(|&(size, form)| spans().next().is_some() && fits(size, form))
+    })
+}
+
+/// The label of an action that is drawn alone.
+fn label(span: &Span, form: Form) -> Option<String> {
     let kind = span.kind()?;
-    let stage = span.first.stage;
     let letter = match kind {
         Kind::Forward => "F",
         Kind::Recompute => "R",
@@ -190,13 +228,11 @@ fn label(span: &Span, shared: bool, room: f64) -> Option<String> {
         Kind::Communication => return None,
     };
     let micro = span.first.op.computes().map(|m| m.to_string()).unwrap_or_default();
-    let mut names = vec![format!("{letter}{micro}")];
-    if shared {
-        names.insert(0, format!("{stage}{letter}{micro}"));
-    } else if !micro.is_empty() {
-        names.push(micro);
-    }
-    names.into_iter().find(|name| name.len() as f64 <= room)
+    Some(match form {
+        Form::Stage => format!("{}{letter}{micro}", span.first.stage),
+        Form::Micro if !micro.is_empty() => micro,
+        Form::Letter | Form::Micro => format!("{letter}{micro}"),
+    })
 }
 
 /// Draws the merged spans: one area per kind, from the bottom of the row up. The highest is drawn
