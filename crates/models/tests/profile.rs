@@ -126,7 +126,7 @@ fn fault_a_profile_of_something_else_is_refused() {
 fn property_passes_measure_everything_in_turn() {
     let subject = transformer();
     let batch = (Tensors::new(&subject.batch.0), Tensors::new(&subject.batch.1));
-    let (batches, mut told) = ([batch], Vec::new());
+    let (batches, mut told, mut parts) = ([batch], Vec::new(), Vec::new());
     let settings = Profiling {
         micro_batches: &[8, 4],
         schedules: &[Schedule::OneFOneB, Schedule::ZbH1],
@@ -138,11 +138,17 @@ fn property_passes_measure_everything_in_turn() {
     let found = profile(
         &settings,
         || Ok(subject.builder()),
-        |what| told.push(what.to_owned()),
+        |next| {
+            parts.push((next.done, next.all));
+            told.push(next.what.to_owned());
+        },
         |_| Ok(None),
     );
     let found = found.unwrap();
     assert_eq!(found.steps, 2);
+    // The speed of offload is none of the 20 trainings.
+    let counted = [(0, 20)].into_iter().chain((0..20).map(|done| (done, 20)));
+    assert_eq!(parts, counted.collect::<Vec<_>>());
     assert_eq!(told.remove(0), "the speed of offload");
     let (first, second) = told.split_at(told.len() / 2);
     let plain = |all: &[String], pass: &str| -> Vec<String> {

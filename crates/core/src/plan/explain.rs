@@ -15,7 +15,13 @@ pub fn explain(found: &Found) -> String {
         let _ = write!(text, " on {} devices", found.devices.len());
     }
     text.push_str("\n\n");
-    text.push_str(&table(&rows(found)));
+    let rows = rows(found);
+    // Two tables, one of times and one of memory, so that each fits a terminal's 80 columns.
+    let times: Vec<_> = rows.iter().map(|row| row[..MEMORY].to_vec()).collect();
+    let memory = rows.iter().map(|row| [&row[..1], &row[MEMORY..]].concat());
+    text.push_str(&table(&times));
+    text.push('\n');
+    text.push_str(&table(&memory.collect::<Vec<_>>()));
     let step = prediction.step();
     let peak = prediction.device_peaks().into_iter().max().unwrap_or_default();
     let exact = if let Some(made) = found.made_text() {
@@ -100,6 +106,7 @@ impl Found {
     }
 }
 
+/// The columns of a plan's stages. Times are of a micro-batch.
 const HEAD: [&str; 12] = [
     "stage",
     "layers",
@@ -114,6 +121,8 @@ const HEAD: [&str; 12] = [
     "cap",
     "re-materialized",
 ];
+/// The first column about memory.
+const MEMORY: usize = 7;
 
 fn rows(found: &Found) -> Vec<Vec<String>> {
     let prediction = &found.prediction;

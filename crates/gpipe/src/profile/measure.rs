@@ -62,6 +62,40 @@ pub struct Again {
     pub percent: u64,
 }
 
+/// What a profile measures next, and how far it is.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Measurement<'a> {
+    /// The measurement, in words.
+    pub what: &'a str,
+    /// How many of the planned trainings have ended.
+    pub done: usize,
+    /// How many trainings are planned. Those that are repeated come after all of them.
+    pub all: usize,
+}
+
+/// Tells of each measurement.
+struct Teller<'a> {
+    tell: &'a mut dyn FnMut(Measurement<'_>),
+    /// What is said before each measurement: the pass, or why it is repeated.
+    before: String,
+    done: usize,
+    all: usize,
+}
+
+impl Teller<'_> {
+    fn next(&mut self, what: &str) {
+        let what = format!("{}{what}", self.before);
+        (self.tell)(Measurement { what: &what, done: self.done.min(self.all), all: self.all });
+        self.done += 1;
+    }
+}
+
+/// The number of trainings of one size under the schedule of that `number`. Selective is measured
+/// under one schedule only: its share of a full re-materialization is the same under all.
+fn trainings(number: usize) -> usize {
+    if number == 0 { 3 } else { 2 }
+}
+
 /// Measures a profile of the pipeline that `build` returns. Every training builds a new pipeline.
 ///
 /// Each micro-batch size is measured under each schedule, with all forwards discarding their
@@ -70,8 +104,8 @@ pub struct Again {
 ///
 /// First of all, the speed of offload is measured in the builder's folder.
 ///
-/// `tell` is called with a description of each measurement. A measurement that varies too much is
-/// repeated a few times at most; [`ModelCosts::spread`] then holds the remaining spread. `decide`
+/// `tell` is called before each measurement. A measurement that varies too much is repeated a few
+/// times at most; [`ModelCosts::spread`] then holds the remaining spread. `decide`
 /// receives the next proposed repeat, if any, and returns the one to make. Processes measure
 /// different times, so `decide` must return the same repeat in each process.
 ///
@@ -80,7 +114,7 @@ pub struct Again {
 pub fn profile(
     settings: &Profiling<'_>,
     build: impl Fn() -> Result<PipelineBuilder>,
-    mut tell: impl FnMut(&str),
+    mut tell: impl FnMut(Measurement<'_>),
     mut decide: impl FnMut(Option<Again>) -> Result<Option<Again>>,
 ) -> Result<Profile> {
     if !IS_COUNTED {
@@ -110,9 +144,12 @@ pub fn profile(
         }
     }
     // First, because the folder may be one that cannot be used.
-    tell("the speed of offload");
+    let of_a_size: usize = (0..schedules.len()).map(trainings).sum();
+    let all = of_a_size * cuts.len() * settings.passes.max(1);
+    tell(Measurement { what: "the speed of offload", done: 0, all });
     let offload = builder.offload_speed()?;
-    let mut ran = Ran::of(settings, schedules, &cuts, (build, &mut tell, &mut decide))?;
+    let teller = Teller { tell: &mut tell, before: String::new(), done: 0, all };
+    let mut ran = Ran::of(settings, schedules, &cuts, (build, teller, &mut decide))?;
     let again = ran.again;
     let (stages, copied) = (ran.stages, ran.copied);
     let mut costs = shapes(&mut builder)?;
@@ -175,19 +212,18 @@ impl Ran {
         settings: &Profiling<'_>,
         schedules: &[Schedule],
         cuts: &[Cut],
-        (build, tell, decide): (
+        (build, mut tell, decide): (
             impl Fn() -> Result<PipelineBuilder>,
-            &mut impl FnMut(&str),
+            Teller<'_>,
             &mut impl FnMut(Option<Again>) -> Result<Option<Again>>,
         ),
     ) -> Result<Self> {
         let mut ran = Ran::default();
         let passes = settings.passes.max(1);
         for pass in 1..=passes {
-            let mut tell = |what: &str| match passes {
-                1 => tell(what),
-                _ => tell(&format!("{pass} of {passes}: {what}")),
-            };
+            if passes > 1 {
+                tell.before = format!("{pass} of {passes}: ");
+            }
             // Schedules of one size run in direct succession, because they are compared first.
             for &cut in cuts {
                 for named in schedules.iter().enumerate() {
@@ -207,9 +243,7 @@ impl Ran {
             *turns.entry((number, samples)).or_insert(0) += 1;
             let cut = cuts.iter().find(|cut| cut.samples == samples);
             let (Some(&cut), Some(schedule)) = (cut, schedules.get(number)) else { break };
-            let mut tell = |what: &str| {
-                tell(&format!("again, because its steps are spread by {percent}%: {what}"));
-            };
+            tell.before = format!("again, because its steps are spread by {percent}%: ");
             ran.one(settings, (number, schedule), cut, &build, &mut tell)?;
             ran.again += 1;
         }
@@ -223,11 +257,12 @@ impl Ran {
         (number, schedule): (usize, &Schedule),
         cut: Cut,
         build: &impl Fn() -> Result<PipelineBuilder>,
-        tell: &mut impl FnMut(&str),
+        tell: &mut Teller<'_>,
     ) -> Result<()> {
+        let done = tell.done + trainings(number);
         let observe = |remat: Remat| {
             let Cut { samples, micro_batches, .. } = cut;
-            tell(&format!(
+            tell.next(&format!(
                 "micro-batches of {samples} samples (M = {micro_batches}), {schedule}, {remat}"
             ));
             let builder =
@@ -236,9 +271,10 @@ impl Ran {
             (self.stages, self.copied) = (pipeline.balance().len(), pipeline.is_in_processes());
             Observed::train(&mut pipeline, settings, cut.of_that_size)
         };
-        // Selective is measured under one schedule only: its share of a full re-materialization is
-        // the same under all.
-        match MeasuredSteps::new(number == 0, observe) {
+        let measured = MeasuredSteps::new(trainings(number) == 3, observe);
+        // Some are left out where memory is full.
+        tell.done = done;
+        match measured {
             Ok(seen) => {
                 let seen = match self.seen.remove(&(number, cut.samples)) {
                     Some(before) => before.and(seen),

@@ -19,7 +19,7 @@ use gpipe_core::{Nanos, cost::ModelCosts};
 use serde::{Deserialize, Serialize};
 
 pub use self::{
-    measure::{Again, Profiling, profile},
+    measure::{Again, Measurement, Profiling, profile},
     subject::{LayerSubject, Subject},
 };
 use crate::error::{Error, Result};
