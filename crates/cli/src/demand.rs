@@ -132,8 +132,10 @@ fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps
     let Ok(Some(needs)) = needs(config, model, processes, &rate) else { return };
     let available = machine::available();
     let available = available.map_or(String::new(), |own| format!("; {} here", own.bytes));
+    // A row of a single sample is as long as the longest of its mini-batch, and no longer.
+    let may_be_less = if matches!(config.data, Data::Jsonl(_)) { "at most " } else { "" };
     say!(
-        "estimate: about {} for {steps} steps; {} for a stage{available}",
+        "estimate: {may_be_less}about {} for {steps} steps; {} for a stage{available}",
         time(seconds(needs.step.as_ms() / 1e3 * steps as f64)),
         needs.largest
     );

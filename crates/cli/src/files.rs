@@ -14,12 +14,6 @@ pub(crate) fn io(path: &Path) -> impl FnOnce(std::io::Error) -> CliError + use<>
     move |source| CliError::Io { what, source }
 }
 
-/// An error of the operating system without its number.
-pub(crate) fn plain(error: &std::io::Error) -> String {
-    let text = error.to_string();
-    text.split_once(" (os error").map_or(text.clone(), |(plain, _)| plain.to_owned())
-}
-
 /// A remedy for an error of the operating system, or an empty text.
 pub(crate) fn remedy(error: &std::io::Error) -> &'static str {
     match error.kind() {

@@ -382,6 +382,9 @@ impl Found {
             Self::Images { .. } => format!("gpipe predict {run} IMAGE.png"),
             Self::Pairs { .. } => format!("gpipe translate {run} --from LANGUAGE < LINES.txt"),
             Self::Jsonl { fields: Fields::Messages, .. } => format!("gpipe generate {run} --chat"),
+            Self::Jsonl { fields: Fields::Prompt(..), .. } => {
+                format!("gpipe generate {run} --prompt 'a prompt like those of the data'")
+            }
             _ => format!("gpipe generate {run} --prompt 'The '"),
         }
     }

@@ -233,12 +233,13 @@ impl Sum {
         let [forward, recompute, backward, update] = self.by_phase.map(ms);
         let share = 100.0 * self.time() as f64 / all.max(1) as f64;
         let over = match self.least {
-            0 => "-".to_owned(),
+            // As it is shown, which is nothing to divide by.
+            least if least < 50_000 => "-".to_owned(),
             least => format!("{:.2}", self.time() as f64 / least as f64),
         };
         say!(
-            "{name:<14} {forward:>9} {recompute:>10} {backward:>9} {update:>8} {:>9} {share:>6.1} \
-            {:>9} {over:>7}",
+            "{name:<13} {forward:>8} {recompute:>9} {backward:>8} {update:>7} {:>8} {share:>5.1} \
+            {:>8} {over:>6}",
             ms(self.time()),
             ms(self.least)
         );
@@ -269,7 +270,7 @@ fn show(counted: &Counted, operations: usize) {
         all.add(operation);
     }
     say!(
-        "{:<14} {:>9} {:>10} {:>9} {:>8} {:>9} {:>6} {:>9} {:>7}",
+        "{:<13} {:>8} {:>9} {:>8} {:>7} {:>8} {:>5} {:>8} {:>6}",
         "work, ms",
         "forward",
         "recompute",
@@ -278,7 +279,7 @@ fn show(counted: &Counted, operations: usize) {
         "all",
         "%",
         "least",
-        "/ least"
+        "ratio"
     );
     for work in Work::ALL.map(|work| work.to_string()) {
         if let Some(sum) = by_work.get(work.as_str()) {
@@ -289,8 +290,8 @@ fn show(counted: &Counted, operations: usize) {
     let per_stage = |per_s: f64| per_s / 1e9;
     let [rows, inner, columns] = limits.product;
     say!(
-        "least: products at {:.0} GFLOP/s a stage ([{rows} {inner}] x [{inner} {columns}]), the \
-        rest at {:.1} GB/s a stage, both measured with all stages at work",
+        "least: products at {:.0} GFLOP/s a stage ([{rows} {inner}] x [{inner} {columns}]),\n\
+        the rest at {:.1} GB/s a stage, measured with all at work; ratio: all / least",
         per_stage(limits.flops_per_s),
         per_stage(limits.bytes_per_s)
     );

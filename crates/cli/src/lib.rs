@@ -131,7 +131,7 @@ enum CliError {
     StepFile(#[from] gpipe_observe::step_file::StepFileError),
     #[error(transparent)]
     Environment(#[from] gpipe_distributed::environment::EnvironmentError),
-    #[error("{what}: {}{}", files::plain(source), files::remedy(source))]
+    #[error("{what}: {source}{}", files::remedy(source))]
     Io { what: String, source: std::io::Error },
     /// A mini-batch is not finite, and the run is configured to stop.
     #[error("step {step}: {source}. To leave such mini-batches out: --on-nan skip")]

@@ -1,7 +1,8 @@
 //! Prints lines for the user.
 //!
-//! [`say!`] and [`complain!`] replace `println!` and `eprintln!`, which panic when the reader is
-//! gone (`gpipe train | head`) or the disk under a log is full. A lost line must not end a run.
+//! [`say!`], [`prose!`] and [`complain!`] replace `println!` and `eprintln!`, which panic when the
+//! reader is gone (`gpipe train | head`) or the disk under a log is full. A lost line must not end
+//! a run.
 
 use std::{
     cell::Cell,
@@ -18,12 +19,17 @@ macro_rules! say {
     ($($text:tt)*) => { $crate::output::line(format_args!($($text)*)) };
 }
 
-/// Prints a line to standard error.
+/// Prints prose to standard output. Where that is a terminal, it is wrapped at words.
+macro_rules! prose {
+    ($($text:tt)*) => { $crate::output::prose_line(&format!($($text)*)) };
+}
+
+/// Prints a line to standard error, which is wrapped like prose.
 macro_rules! complain {
     ($($text:tt)*) => { $crate::output::error_line(format_args!($($text)*)) };
 }
 
-pub(crate) use {complain, say};
+pub(crate) use {complain, prose, say};
 
 /// Whether this process prints nothing, because another process does.
 static QUIET: AtomicBool = AtomicBool::new(false);
@@ -82,10 +88,97 @@ pub(crate) fn error_line(text: fmt::Arguments<'_>) {
 /// Prints the error that ends the command, even in a silenced process.
 pub(crate) fn last_words(text: fmt::Arguments<'_>) {
     // There is nowhere to report a failure.
-    let _ = writeln!(io::stderr().lock(), "{}", marked(text));
+    let text = without_numbers(&marked(text));
+    let columns = terminal_size::terminal_size_of(io::stderr());
+    let _ = writeln!(io::stderr().lock(), "{}", wrapped(&text, columns.map(|(width, _)| width.0)));
+}
+
+pub(crate) fn prose_line(text: &str) {
+    let columns = terminal_size::terminal_size_of(io::stdout());
+    line(format_args!("{}", wrapped(text, columns.map(|(width, _)| width.0))));
+}
+
+/// The text with lines of at most `columns` characters where words allow that. What continues a
+/// line is indented.
+fn wrapped(text: &str, columns: Option<u16>) -> String {
+    let Some(columns) = columns.map(usize::from) else { return text.to_owned() };
+    let mut out = String::with_capacity(text.len());
+    for (number, line) in text.split('\n').enumerate() {
+        if number > 0 {
+            out.push('\n');
+        }
+        let indent = line.len() - line.trim_start_matches(' ').len();
+        out.push_str(&line[..indent]);
+        let mut at = indent;
+        for (index, word) in line[indent..].split(' ').enumerate() {
+            let length = word.chars().count();
+            if index > 0 && at + 1 + length > columns {
+                let indent = indent + 2;
+                out.push('\n');
+                out.extend(std::iter::repeat_n(' ', indent));
+                at = indent;
+            } else if index > 0 {
+                out.push(' ');
+                at += 1;
+            }
+            out.push_str(word);
+            at += length;
+        }
+    }
+    out
+}
+
+/// The text without the numbers of the system's errors, whose names are before them.
+fn without_numbers(text: &str) -> String {
+    let mut parts = text.split(" (os error ");
+    let mut plain = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.split_once(')') {
+            Some((number, rest)) if number.bytes().all(|c| c.is_ascii_digit()) => plain += rest,
+            _ => {
+                plain += " (os error ";
+                plain += part;
+            }
+        }
+    }
+    plain
 }
 
 /// The error that lost lines of standard output, except when the reader closed it.
 pub(crate) fn lost() -> Option<&'static io::Error> {
     LOST.get()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{without_numbers, wrapped};
+
+    #[test]
+    fn oracle_long_lines_are_wrapped_at_words() {
+        let wrapped = |text: &str, columns| wrapped(text, Some(columns));
+        assert_eq!(wrapped("one two three", 80), "one two three");
+        assert_eq!(wrapped("one two three", 7), "one two\n  three");
+        assert_eq!(wrapped("one two three", 6), "one\n  two\n  three");
+        assert_eq!(wrapped("a\n  bb cc dd", 7), "a\n  bb cc\n    dd");
+        assert_eq!(wrapped("a/long/path is not cut", 5), "a/long/path\n  is\n  not\n  cut");
+        assert_eq!(wrapped("two  spaces", 80), "two  spaces");
+        assert_eq!(wrapped("\n", 80), "\n");
+        assert_eq!(super::wrapped("a long line", None), "a long line");
+    }
+
+    #[test]
+    fn oracle_errors_of_the_system_are_named_without_their_numbers() {
+        let named = [
+            (
+                "a: No such file or directory (os error 2); look",
+                "a: No such file or directory; look",
+            ),
+            ("a (os error 2) b (os error 13)", "a b"),
+            ("a (os error x) b (os error 1", "a (os error x) b (os error 1"),
+            ("", ""),
+        ];
+        for (text, expected) in named {
+            assert_eq!(without_numbers(text), expected);
+        }
+    }
 }

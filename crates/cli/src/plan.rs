@@ -12,7 +12,7 @@ use crate::{
     config::Config,
     files::write_aside,
     machine,
-    output::say,
+    output::prose,
     plan_choices::{Choices, all_schedules, file, find},
     plan_costs::{has_batch_norms, positive, source},
     plan_file::Deployment,
@@ -78,14 +78,14 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
             ways.insert(0, way);
         }
         Err(error) if !are_compared => return Err(error),
-        Err(error) => say!("left out: a pipeline of {} stages: {error}", devices.len()),
+        Err(error) => prose!("left out: a pipeline of {} stages: {error}", devices.len()),
     }
     ways.sort_by_key(Way::step);
     let Some((best, others)) = ways.split_first() else { return Ok(()) };
     tell(best)?;
     if are_compared {
-        say!("ways to use the cores, a step of each:\n  {} (chosen)", best.text());
-        others.iter().for_each(|other| say!("  {}", other.text()));
+        prose!("ways to use the cores, a step of each:\n  {} (chosen)", best.text());
+        others.iter().for_each(|other| prose!("  {}", other.text()));
     }
     tell_norms(best, &usual);
     write(arguments, best, are_compared)
@@ -97,7 +97,7 @@ fn tell_norms(Way { source, config, found, .. }: &Way, usual: &Config) {
     let (planned, configured) =
         (of(config, found.plan.micro_batches), of(usual, usual.pipeline.micro_batches));
     if has_batch_norms(&source.costs) && planned != configured {
-        say!(
+        prose!(
             "batch norms see micro-batches of {planned} samples, not of {configured} as configured"
         );
     }
@@ -105,24 +105,24 @@ fn tell_norms(Way { source, config, found, .. }: &Way, usual: &Config) {
 
 /// Prints a plan, and what it is from.
 fn tell(Way { source, config, found, sums, .. }: &Way) -> Result<(), CliError> {
-    say!("costs: {}", source.text);
+    prose!("costs: {}", source.text);
     if found.interval.is_none() {
-        say!("{}", uncertain(source.analytic));
+        prose!("{}", uncertain(source.analytic));
     }
-    say!("{}", explain(found).trim_end());
+    prose!("{}", explain(found).trim_end());
     if *sums > Nanos(0) {
-        say!("with the sums of gradients, a step takes {}", found.prediction.step() + *sums);
+        prose!("with the sums of gradients, a step takes {}", found.prediction.step() + *sums);
     }
     if found.advice.is_empty() {
         // If choices were taken away, the best plan may still not be a good one.
         let samples = config.samples_of_a_pipeline();
         if let Some(advice) = advice(&source.costs, &found.devices, samples, &found.plan)? {
-            say!("{advice}");
+            prose!("{advice}");
         }
     }
-    say!("{}", host_memory(&source.costs));
+    prose!("{}", host_memory(&source.costs));
     if config.pipeline.replicas > 1 && *sums == Nanos(0) {
-        say!(
+        prose!(
             "of one of {} replicas, with {} samples of each mini-batch{}; the time that sums of \
             gradients take is not in the prediction",
             config.pipeline.replicas,
@@ -146,16 +146,16 @@ fn write(arguments: &PlanArguments, way: &Way, is_compared: bool) -> Result<(), 
     let path = arguments.out.clone().unwrap_or(default);
     let own = if is_compared { way.file() } else { file(source, devices, config, found) };
     own.write(&path)?;
-    say!("{}: gpipe train --plan runs it", path.display());
+    prose!("{}: gpipe train --plan runs it", path.display());
     let drawn = Drawn::new(found, &name);
     let scene = drawn.scene(found, &source.text);
     if let Some(path) = &arguments.svg {
         write_aside(path, &picture::svg(&scene))?;
-        say!("{}: the planned step", path.display());
+        prose!("{}: the planned step", path.display());
     }
     if let Some(path) = &arguments.html {
         write_aside(path, &picture::html(&scene))?;
-        say!("{}: the planned step", path.display());
+        prose!("{}: the planned step", path.display());
     }
     Ok(())
 }

@@ -6,7 +6,7 @@ use gpipe_core::plan::{Found, PlanDevice, Request, Usual, search};
 use crate::{
     CliError,
     config::Config,
-    output::say,
+    output::prose,
     plan_costs::powers_of_two,
     plan_file::{PlanFile, Source},
     values::ScheduleChoice,
@@ -59,7 +59,7 @@ pub(crate) fn find(
     for &m in &choices.micro_batches {
         let size = samples.div_ceil(m.clamp(1, samples));
         if !source.costs.has_size(size) && !choices.is_quiet {
-            say!(
+            prose!(
                 "M = {m}: micro-batches of {size} samples were not measured; their costs are on a \
                 line through the nearest sizes"
             );
@@ -121,7 +121,7 @@ fn tell_unmeasured(all: &[usize], samples: usize, is_measured: impl Fn(usize) ->
     let without: Vec<String> =
         without.map(|m| format!("{m} ({} samples)", samples.div_ceil(*m))).collect();
     if !without.is_empty() {
-        say!(
+        prose!(
             "left out: M = {}, of whose size no micro-batches were measured: gpipe profile \
             --micro-batches, or gpipe plan --micro-batches, which interpolates",
             without.join(", ")

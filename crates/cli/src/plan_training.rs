@@ -9,7 +9,7 @@ use crate::{
     args::PipelineArguments,
     config::Config,
     machine,
-    output::say,
+    output::prose,
     plan::{fixed_balance, placed},
     plan_choices::{Choices, all_schedules, file, find},
     plan_costs::{has_batch_norms, measured},
@@ -36,7 +36,7 @@ pub(crate) fn deploy(origin: &str, plan: &PlanFile, config: &mut Config, replica
     let changed = plan.deploy(config, replicas);
     if !changed.is_empty() {
         let norms = norms(&plan.costs, before != config.pipeline.replicas);
-        say!("{origin}: {} (changes the last bits{norms})", changed.join(", "));
+        prose!("{origin}: {} (changes the last bits{norms})", changed.join(", "));
     }
 }
 
@@ -134,10 +134,12 @@ pub(crate) fn follow(
     let after = config.pipeline.micro_batches;
     if before != after {
         let norms = norms(&plan.costs, true);
-        say!("{origin}: pipeline.micro_batches {before} -> {after} (changes the last bits{norms})");
+        prose!(
+            "{origin}: pipeline.micro_batches {before} -> {after} (changes the last bits{norms})"
+        );
     }
     let predicted = &plan.predicted;
-    say!(
+    prose!(
         "plan: {} stages, M = {}, {}, re-materialization {}; predicted: {}{} per step, bubble \
         {:.1}%, peak {} ({})",
         plan.plan.balance.len(),
@@ -177,7 +179,7 @@ fn automatic(
     }
     let found = find(&mut source, &devices, config, choices.clone())?;
     if let Some(text) = found.within().or_else(|| found.made_text()) {
-        say!("{text}");
+        prose!("{text}");
     }
     let are_alike = pipeline.memory.0.len() <= 1;
     let are_here = devices.len() <= machine::cores();
@@ -203,10 +205,10 @@ fn automatic(
     let best = others.first().filter(|way| way.step().0 as f64 <= step.0 as f64 * OTHERS_BELOW);
     let mark = |is_chosen: bool| if is_chosen { " (chosen)" } else { "" };
     if !others.is_empty() {
-        say!("ways to use the cores, a step of each:\n  {}{}", own.text(), mark(best.is_none()));
+        prose!("ways to use the cores, a step of each:\n  {}{}", own.text(), mark(best.is_none()));
     }
     for (index, way) in others.iter().enumerate() {
-        say!("  {}{}", way.text(), mark(index == 0 && best.is_some()));
+        prose!("  {}{}", way.text(), mark(index == 0 && best.is_some()));
     }
     Ok(best.unwrap_or(&own).file())
 }
@@ -225,7 +227,7 @@ fn profiled(
             true => match profile::read(path) {
                 Ok(found) => Some(found).filter(|found| found.subject == subject),
                 Err(error) => {
-                    say!("{error}: it is measured anew");
+                    prose!("{error}: it is measured anew");
                     None
                 }
             },

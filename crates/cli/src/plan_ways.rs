@@ -14,7 +14,7 @@ use tch::{Kind, Tensor};
 use crate::{
     CliError,
     config::{Config, OnUnreadableChoice},
-    output::say,
+    output::prose,
     plan_choices::{Choices, file, find},
     plan_costs::measured,
     plan_file::{Deployment, PlanFile, Source},
@@ -95,7 +95,7 @@ pub(crate) fn planned(
     // Training refuses this setting with several replicas (`setup::check_images`).
     let skips = config.images.on_unreadable == OnUnreadableChoice::Skip;
     if skips && devices.len() > 1 {
-        say!("left out: replicas: images.on_unreadable = \"skip\" is for one replica");
+        prose!("left out: replicas: images.on_unreadable = \"skip\" is for one replica");
     }
     for (deployment, config, devices) in others(config, devices) {
         let Deployment { replicas, threads } = deployment;
@@ -105,7 +105,7 @@ pub(crate) fn planned(
         let left_out = |error: &dyn Display| {
             let (stages, replicas) =
                 (counted(devices.len(), "stage"), counted(replicas, "replica"));
-            say!("left out: {replicas} of {stages} with {}: {error}", counted(threads, "thread"));
+            prose!("left out: {replicas} of {stages} with {}: {error}", counted(threads, "thread"));
         };
         let mut choices = Choices { is_quiet: true, ..choices.clone() };
         if choices.keeps_sizes && replicas > 1 {
@@ -177,7 +177,7 @@ fn others(config: &Config, devices: &[PlanDevice]) -> Vec<(Deployment, Config, V
 pub(crate) fn costs_of_threads(config: &Config, path: &Path) -> Result<Option<Source>, CliError> {
     let threads = config.pipeline.threads_per_stage;
     if !path.exists() {
-        say!(
+        prose!(
             "left out: {threads} threads for each stage, which were not measured: gpipe profile \
             --threads-per-stage {threads} --stages {}",
             config.pipeline.stages

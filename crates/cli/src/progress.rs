@@ -19,7 +19,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::{
     numbers::{seconds, short, time},
-    output::{complain, is_quiet, marked, say},
+    output::{complain, is_quiet, marked, prose},
 };
 
 /// About this many lines in a run, unless the user says how often.
@@ -138,8 +138,8 @@ impl Progress {
     /// Prints a line between two steps.
     pub(crate) fn say(&self, line: &str) {
         match &self.bar {
-            Some(bar) if !bar.is_finished() => bar.suspend(|| say!("{line}")),
-            _ => say!("{line}"),
+            Some(bar) if !bar.is_finished() => bar.suspend(|| prose!("{line}")),
+            _ => prose!("{line}"),
         }
     }
 
@@ -238,6 +238,22 @@ impl Work {
                 bar.set_message(format!("{}: {so_far}", self.what));
             }
             Shown::Nowhere | Shown::Lines(..) => {}
+        }
+    }
+
+    /// Names the part that begins: beside the bar, or in a line where there is none.
+    pub(crate) fn now(&self, part: &str) {
+        match &self.shown {
+            Shown::Bar(bar) => bar.set_message(format!("{}: {part}", self.what)),
+            Shown::Lines(..) => {
+                let done = self.done.load(Ordering::Relaxed);
+                complain!(
+                    "{}: {}: {part}",
+                    self.what,
+                    so_far(done, self.all, self.begun.elapsed())
+                );
+            }
+            Shown::Beside(_) | Shown::Nowhere => {}
         }
     }
 

@@ -29,7 +29,7 @@ use crate::{
     config::Config,
     demand,
     files::{io, write_aside},
-    output::{complain, say},
+    output::{complain, prose, say},
     processes::{self, Processes},
     setup,
     task::{self, Batch},
@@ -199,12 +199,12 @@ fn draw_in_terminal(step: &StepFile, look: Look) {
         Some(Predicted { source, timeline }) => {
             let measured = step.measured.makespan.as_ms();
             let ratio = measured / timeline.makespan.as_ms();
-            say!(
+            prose!(
                 "step {}: {measured:.1} ms, {ratio:.3} times the prediction ({source})",
                 step.step
             );
         }
-        None => say!("step {}; there is no prediction of it", step.step),
+        None => prose!("step {}; there is no prediction of it", step.step),
     }
 }
 
@@ -223,12 +223,12 @@ fn write_files(
     if let Some(file) = &arguments.svg {
         let path = path(file, "trace.svg");
         write_aside(&path, &picture::svg(&scene))?;
-        say!("{}", path.display());
+        prose!("{}", path.display());
     }
     if let Some(file) = &arguments.html {
         let path = path(file, "trace.html");
         write_aside(&path, &picture::html(&scene))?;
-        say!("{}: open it in a browser", path.display());
+        prose!("{}: open it in a browser", path.display());
     }
     let chrome = match (&arguments.out, &arguments.chrome) {
         (Some(out), _) => Some(out.clone()),
@@ -238,7 +238,7 @@ fn write_files(
     if let Some(path) = chrome {
         let file = BufWriter::new(File::create(&path).map_err(io(&path))?);
         trace::write(file, &timelines(step)).map_err(io(&path))?;
-        say!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
+        prose!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
     }
     Ok(())
 }

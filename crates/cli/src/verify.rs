@@ -19,7 +19,7 @@ use crate::{
     config::Config,
     demand,
     files::io,
-    output::say,
+    output::{prose, say},
     processes::{self, Processes},
     setup,
     task::{self, Batch, Task},
@@ -98,7 +98,7 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     let task = task::open(&config, None)?;
     let task = task.as_ref();
     processes.agree_on_data(&task.fingerprint())?;
-    say!("{}", task.summary());
+    prose!("{}", task.summary());
     let shown = task::inputs(&config, config.train.mini_batch);
     let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
     say!(

@@ -52,6 +52,16 @@ fn fault_every_mistake_is_found_before_data_are_read() {
     assert!(!folder.path("out").join("tiny").exists(), "no folder is left");
 }
 
+/// A flag that takes several files takes the configuration, too.
+#[test]
+fn fault_a_configuration_behind_its_data_is_named() {
+    let folder = without_data();
+    for flag in ["--data", "--text"] {
+        let expected = format!("gpipe: {flag} ... tiny.toml: name the configuration before {flag}");
+        folder.refuses(&["train", flag, "text.txt", "tiny.toml"], &[&expected]);
+    }
+}
+
 /// A plan has stages, cuts and caps of its own. What the configuration says of them was checked
 /// instead.
 #[test]

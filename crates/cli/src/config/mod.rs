@@ -41,7 +41,6 @@ use unreadable::{refused, unparsable};
 
 use crate::{
     args::{ConfigArguments, PipelineArguments, TrainArguments, Typed},
-    files::plain,
     values::ScheduleChoice,
 };
 
@@ -66,11 +65,13 @@ pub(crate) enum ConfigError {
         FOLDER"
     )]
     None,
-    #[error(
-        "{path}: {}: give the path of a configuration such as configs/small.toml",
-        plain(source)
-    )]
+    #[error("{path}: {source}: give the path of a configuration such as configs/small.toml")]
     Read { path: PathBuf, source: std::io::Error },
+    /// `--data` and `--text` take all that follows, even the configuration.
+    #[error(
+        "{flag} ... {path}: name the configuration before {flag}, which takes all that follows"
+    )]
+    Swallowed { flag: &'static str, path: PathBuf },
     #[error("{path}: {reason}")]
     Parse { path: PathBuf, reason: String },
     #[error("{origin}: there is no key '{key}'{nearest}")]
@@ -177,10 +178,25 @@ impl Config {
 
     /// Like [`Config::load`], but without the check, because more flags follow.
     pub(crate) fn read(arguments: &ConfigArguments) -> Result<Self, ConfigError> {
+        Self::check_order(arguments)?;
         match (&arguments.config, &arguments.from) {
             (Some(path), _) => Self::from_text(&read(path)?, path, arguments),
             (None, Some(_)) => Self::from_text(FROM, Path::new("--from"), arguments),
             (None, None) => Err(ConfigError::None),
+        }
+    }
+
+    /// Refuses a configuration that was named behind a flag that takes all that follows.
+    fn check_order(arguments: &ConfigArguments) -> Result<(), ConfigError> {
+        let (flag, last) = match (&arguments.config, arguments.data.last(), arguments.text.last()) {
+            (None, Some(last), _) => ("--data", last),
+            // TOML may be text to train on, with a model's folder and no configuration.
+            (None, None, Some(last)) if arguments.from.is_none() => ("--text", last),
+            _ => return Ok(()),
+        };
+        match last.extension() == Some("toml".as_ref()) {
+            true => Err(ConfigError::Swallowed { flag, path: last.clone() }),
+            false => Ok(()),
         }
     }
 

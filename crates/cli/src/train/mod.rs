@@ -49,7 +49,7 @@ use crate::{
     demand,
     initial_weights::{self, Init},
     numbers::short,
-    output::say,
+    output::{prose, say},
     plan_file::PlanFile,
     plan_training::{self, Wanted},
     processes::Processes,
@@ -118,7 +118,7 @@ fn train(
     agree(&start.config, processes)?;
     let mut data = open_data(arguments, &start, processes)?;
     if planned.is_none() {
-        say!("{}", data.task.summary());
+        prose!("{}", data.task.summary());
     }
     let model = task::model(&start.config, data.task.vocabulary().size())?;
     let of = (data.task.as_ref(), &model);

@@ -1,16 +1,17 @@
 //! `gpipe profile`: the time and memory of each layer under real conditions.
+//!
+//! - [`show`]: the tables that are printed
+
+mod show;
 
 use std::path::{Path, PathBuf};
 
 use gpipe::{
-    Bytes, IntoTensors, Nanos, Sequence, Tensors,
+    IntoTensors, Sequence, Tensors,
     estimate::Rate,
-    profile::{Profile, Profiling, Subject, profile},
+    profile::{Measurement, Profile, Profiling, Subject, profile},
 };
-use gpipe_core::{
-    cost::{LayerCost, ModelCosts, Spread, Transport},
-    schedule::Schedule,
-};
+use gpipe_core::schedule::Schedule;
 use tch::Tensor;
 
 use gpipe_distributed::environment::Environment;
@@ -22,12 +23,15 @@ use crate::{
     demand,
     files::{read_bounded, write_aside},
     machine,
-    output::{complain, say},
+    output::{prose, say},
     processes::Processes,
+    progress::Work,
     setup,
     task::{self, Batch, Task},
     values::ScheduleChoice,
 };
+
+pub(crate) use show::host_memory;
 
 /// Default number of steps measured for each size and policy.
 const STEPS: u64 = 4;
@@ -78,7 +82,7 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     }
     setup::check(&checked, None)?;
     let task = task::open(&config, None)?;
-    say!("{}", task.summary());
+    prose!("{}", task.summary());
     let model = task::model(&config, task.vocabulary().size())?;
     processes.agree_on_data(&task.fingerprint())?;
     let model_of = (task.as_ref(), &model);
@@ -89,7 +93,7 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     processes.decided(|| write(&path, &found))?;
     let sizes: Vec<usize> = found.costs.sizes.keys().copied().collect();
     let estimated = setup::pipeline(&config, model)?.estimate(&sizes, &Rate::default())?;
-    show(&found, &estimated, &config, &config.pipeline.schedule.schedule()?);
+    show::show(&found, &estimated, &config, &config.pipeline.schedule.schedule()?);
     say!("{}: gpipe plan and gpipe train --plan auto use it", path.display());
     Ok(())
 }
@@ -185,13 +189,18 @@ pub(crate) fn measure(
         model.len(),
         config.pipeline.stages
     );
+    let mut work = None;
     Ok(profile(
         &settings,
         || {
             let built = setup::replica(config, model.clone(), processes);
             built.map_err(|error| gpipe::Error::Setting(error.to_string()))
         },
-        |what| complain!("  {what}"),
+        |next: Measurement<'_>| {
+            let work = work.get_or_insert_with(|| Work::new("profiling", next.all as u64));
+            work.tell(next.done as u64);
+            work.now(next.what);
+        },
         |own| {
             let told = processes.decided(|| Ok(own));
             told.map_err(|error| gpipe::Error::Setting(error.to_string()))
@@ -290,186 +299,4 @@ pub(crate) fn machine() -> String {
     let model =
         model.map_or("an unknown processor", |rest| rest.trim_start_matches([' ', '\t', ':']));
     format!("{model}, {cores} cores")
-}
-
-/// The time of forward, re-materialization and backward.
-fn time_of(cost: &LayerCost) -> Nanos {
-    // A schedule that splits backwards has only the halves.
-    cost.forward
-        + cost.rematerialize
-        + cost.backward.max(cost.backward_input + cost.backward_weight)
-}
-
-fn ms(time: Nanos) -> String {
-    format!("{:.2}", time.as_ms())
-}
-
-/// Prints the time of split backwards, relative to whole ones, for each schedule that splits them.
-fn show_halves(costs: &ModelCosts, samples: usize) {
-    let whole: Nanos = costs.at(samples, &Schedule::OneFOneB).iter().map(|c| c.backward_kept).sum();
-    for (name, sizes) in &costs.under {
-        let Some(layers) = sizes.get(&samples) else { continue };
-        let sum = |time: fn(&LayerCost) -> Nanos| layers.iter().map(time).sum::<Nanos>();
-        let (inputs, weights) = (sum(|c| c.backward_input), sum(|c| c.backward_weight));
-        if inputs + weights == Nanos(0) {
-            continue;
-        }
-        say!(
-            "backwards in halves, {name}: inputs {} ms, weights {} ms for {samples} samples; \
-            together {:.3} of a whole one",
-            ms(inputs),
-            ms(weights),
-            (inputs + weights).0 as f64 / whole.0.max(1) as f64
-        );
-        let unsplit = costs.layers.iter().filter(|layer| layer.unsplit);
-        let unsplit: Vec<&str> = unsplit.map(|layer| layer.name.as_str()).collect();
-        if !unsplit.is_empty() {
-            say!("not split, both halves are in the first: {}", unsplit.join(", "));
-        }
-    }
-}
-
-/// Prints the time and memory of selective re-materialization, relative to full re-materialization.
-fn show_selective(costs: &ModelCosts, samples: usize, schedule: &Schedule) {
-    if !costs.has_selective(samples, schedule) {
-        return;
-    }
-    let layers = costs.at(samples, schedule);
-    let sum = |time: fn(&LayerCost) -> Nanos| layers.iter().map(time).sum::<Nanos>();
-    let bytes = |of: fn(&LayerCost) -> Bytes| layers.iter().map(of).sum::<Bytes>();
-    say!(
-        "recompute, selective: {} ms instead of {} for {samples} samples; what products gave is \
-        {} of the {} of activations",
-        ms(sum(|c| c.rematerialize_selective)),
-        ms(sum(|c| c.rematerialize)),
-        bytes(|c| c.products),
-        bytes(|c| c.kept)
-    );
-}
-
-/// Prints a table of the layers at the configured M, measured and estimated, then a table of the
-/// sizes, and the other measurements.
-fn show(profile: &Profile, estimated: &ModelCosts, config: &Config, schedule: &Schedule) {
-    let costs = &profile.costs;
-    let samples = config.samples_of_a_pipeline().div_ceil(config.pipeline.micro_batches.max(1));
-    show_layers(profile, estimated, samples, schedule);
-    show_sizes(costs);
-    show_halves(costs, samples);
-    show_selective(costs, samples, schedule);
-    let Transport { latency, bytes_per_s } = costs.transport;
-    let bytes = match bytes_per_s {
-        0 => String::new(),
-        rate => format!(", and {:.2} GB/s", rate as f64 / 1e9),
-    };
-    say!("a message between stages: {latency} after its send{bytes}");
-    show_spread(profile);
-    say!("{}", host_memory(costs));
-}
-
-/// Prints the spread of the steps, and what was done about it.
-fn show_spread(profile: &Profile) {
-    let costs = &profile.costs;
-    let own = costs.spread.iter().map(|(samples, spread)| (*samples, *spread));
-    let under = costs.spread_under.values().flatten().map(|(samples, spread)| (*samples, *spread));
-    let widest = own.chain(under).max_by(|a, b| a.1.width().total_cmp(&b.1.width()));
-    let Some((samples, Spread { low, high })) = widest else { return };
-    let part = |part: u32| f64::from(part) / 1000.0;
-    say!(
-        "the steps of one kind are spread from {:.2} to {:.2} of their median at most (quartiles, \
-        in micro-batches of {samples} samples); {} measurements were made again because they were \
-        spread further",
-        part(low),
-        part(high),
-        profile.again
-    );
-}
-
-/// Prints the layers in micro-batches of `samples` samples.
-fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedule: &Schedule) {
-    let costs = &profile.costs;
-    let (layers, spreads) = (costs.at(samples, schedule), profile.spread.get(&samples));
-    let estimates = estimated.at(samples, schedule);
-    let all = |layers: &[LayerCost]| layers.iter().map(time_of).sum::<Nanos>().0.max(1) as f64;
-    let (measured_time, estimated_time) = (all(&layers), all(&estimates));
-    say!(
-        "layers, in micro-batches of {samples} samples under {schedule} (medians, quartiles in \
-        brackets; measured | estimated from shapes):"
-    );
-    say!(
-        "{:<22} {:>8} {:>22} {:>22} {:>22} {:>15} {:>21} {:>10} {:>10} {:>10}",
-        "layer",
-        "GFLOP",
-        "forward, ms",
-        "recompute, ms",
-        "backward, ms",
-        "% of the time",
-        "activations",
-        "boundary",
-        "parameters",
-        "optimizer"
-    );
-    for (number, (cost, estimate)) in layers.iter().zip(&estimates).enumerate() {
-        let state = costs.layers.get(number);
-        let spread = spreads.and_then(|spreads| spreads.get(number)).copied().unwrap_or_default();
-        let time = |[low, median, high]: [Nanos; 3]| {
-            format!("{} [{} .. {}]", ms(median), ms(low), ms(high))
-        };
-        let name = state.map_or("the loss".to_owned(), |state| format!("{number} {}", state.name));
-        let gflop = state.map_or(0, |state| state.flops) as f64 * samples as f64 / 1e9;
-        let bytes = |bytes: Option<Bytes>| bytes.unwrap_or_default().to_string();
-        let share = |cost: &LayerCost, all: f64| 100.0 * time_of(cost).0 as f64 / all;
-        say!(
-            "{name:<22} {gflop:>8.3} {:>22} {:>22} {:>22} {:>7.1} |{:>6.1} {:>10} |{:>9} {:>10} \
-            {:>10} {:>10}",
-            time(spread.forward),
-            time(spread.rematerialize),
-            time(spread.backward),
-            share(cost, measured_time),
-            share(estimate, estimated_time),
-            cost.kept.to_string(),
-            estimate.kept.to_string(),
-            cost.inputs.to_string(),
-            bytes(state.map(|state| state.parameters)),
-            bytes(state.map(|state| state.optimizer))
-        );
-    }
-}
-
-/// Prints the sums over all layers, by micro-batch size.
-fn show_sizes(costs: &ModelCosts) {
-    let flops: u64 = costs.layers.iter().map(|layer| layer.flops).sum();
-    say!("all layers, by size of micro-batches:");
-    say!(
-        "{:>8} {:>14} {:>16} {:>15} {:>18} {:>10}",
-        "samples",
-        "forward, ms",
-        "recompute, ms",
-        "backward, ms",
-        "ms for a sample",
-        "GFLOP/s"
-    );
-    for (&samples, layers) in &costs.sizes {
-        let sum = |time: fn(&LayerCost) -> Nanos| layers.iter().map(time).sum::<Nanos>();
-        let (forward, backward) = (sum(|c| c.forward), sum(|c| c.backward));
-        let again = sum(|c| c.rematerialize);
-        let one = (forward + again + backward).as_ms() / samples as f64;
-        let rate =
-            (samples as u64 * flops * 4) as f64 / (forward + again + backward).0.max(1) as f64;
-        say!(
-            "{samples:>8} {:>14} {:>16} {:>15} {one:>18.2} {rate:>10.1}",
-            ms(forward),
-            ms(again),
-            ms(backward)
-        );
-    }
-}
-
-/// Describes the host memory used besides the stages' tensors.
-pub(crate) fn host_memory(costs: &ModelCosts) -> String {
-    let state: Bytes = costs.layers.iter().map(|layer| layer.parameters + layer.optimizer).sum();
-    let ties: Bytes = costs.ties.iter().map(|tie| tie.parameters + tie.optimizer).sum();
-    format!(
-        "besides, on the host: {} for a checkpoint while it is written, and the batches made ahead",
-        state + ties
-    )
 }
