@@ -6,9 +6,9 @@ Usage: python.py [--dev] [--tests] [--simulated-gpus]        (make python, make 
 
 The environment refers to the cached PyTorch by a .pth file, so there is no second copy. pip
 fetches maturin into it, and cargo the crates that the package is made of. --dev builds faster and
-runs slower. --simulated-gpus adds simulated GPUs to the environment. --tests adds what the tests
-need: those, pytest, transformers and what it imports. The wheel stays in python/wheels, and works
-in any environment with PyTorch 2.11.0:
+runs slower. --simulated-gpus also builds simulated GPUs, by the package's feature of that name, and
+adds them to the environment. --tests adds what the tests need: those, pytest, transformers and what
+it imports. The wheel stays in python/wheels, and works in any environment with PyTorch 2.11.0:
 
     pip install --no-deps python/wheels/gpipe_torch-*.whl
 

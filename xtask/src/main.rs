@@ -49,12 +49,6 @@ const CI: &[Step] = &[
         environment: &[],
     },
     Step {
-        name: "documentation",
-        program: "cargo",
-        arguments: &["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"],
-        environment: &[("RUSTDOCFLAGS", "-D warnings")],
-    },
-    Step {
         name: "set-up tests",
         program: "python3",
         arguments: &["-m", "unittest", "discover", "-s", "scripts"],
@@ -86,9 +80,15 @@ const CI: &[Step] = &[
     },
 ];
 
-/// What CI builds beside the tests, or elsewhere. It is built at once, because a compiler of C++
-/// leaves a core idle.
+/// What CI builds beside the tests, or elsewhere. All of it at the same time, because a compiler of
+/// C++ leaves a core idle.
 const APART: &[Step] = &[
+    Step {
+        name: "documentation",
+        program: "cargo",
+        arguments: &["doc", "--workspace", "--no-deps", "--document-private-items", "--locked"],
+        environment: &[("RUSTDOCFLAGS", "-D warnings")],
+    },
     Step {
         name: "examples of the documentation",
         program: "cargo",
@@ -211,6 +211,10 @@ enum Tests {
     OnSimulatedGpus,
 }
 
+/// The programs that take the longest, in order.
+const LONGEST: &[&str] =
+    &["gpipe suite", "cli suite", "models suite", "distributed transparency", "distributed suite"];
+
 /// Builds and runs tests. Returns whether all passed.
 fn tests(which: Tests) -> bool {
     let start = Instant::now();
@@ -221,12 +225,16 @@ fn tests(which: Tests) -> bool {
         let _ = std::fs::remove_file(&log);
         let mut parts = simulated::parts(&programs, &log, which == Tests::Ci)?;
         if which == Tests::Ci {
-            for program in &programs {
-                parts.push(programs::Part::whole(program)?);
-            }
+            let mut whole: Vec<_> = programs.iter().map(programs::Part::whole).collect();
+            // The longest first, so that no core is idle at the end.
+            whole.sort_by_key(|part| {
+                LONGEST.iter().position(|name| *name == part.name).unwrap_or(LONGEST.len())
+            });
+            let others = whole.split_off(whole.len().min(LONGEST.len()));
+            parts = whole.into_iter().chain(parts).chain(others).collect();
         }
         let start = Instant::now();
-        let passed = programs::run(parts, &skip_log());
+        let passed = programs::run(parts, &root().join("target/tests"), &skip_log())?;
         took("tests", start.elapsed());
         Ok(passed && simulated::counted(&log))
     };

@@ -2,11 +2,12 @@
 //! runs one at a time, and a core is idle while each ends.
 
 use std::{
+    fs,
     path::{Path, PathBuf},
-    process::{Command, Stdio},
+    process::{Command, ExitStatus, Stdio},
     sync::Mutex,
     thread,
-    time::Instant,
+    time::{Duration, Instant},
 };
 
 use serde_json::Value;
@@ -50,35 +51,51 @@ pub struct Part<'a> {
     pub program: &'a Program,
     pub arguments: Vec<String>,
     pub environment: Vec<(&'static str, String)>,
-    /// How many tests they are.
-    pub tests: usize,
 }
 
 impl<'a> Part<'a> {
-    /// All tests of a program.
-    pub fn whole(program: &'a Program) -> Result<Self, String> {
-        Ok(Self {
+    /// All tests of a program, two at a time: there are as many programs as cores.
+    pub fn whole(program: &'a Program) -> Self {
+        Self {
             name: format!("{} {}", program.package(), program.name),
             program,
-            arguments: Vec::new(),
+            arguments: vec!["--test-threads=2".to_owned()],
             environment: Vec::new(),
-            tests: program.tests(&[])?.len(),
-        })
+        }
     }
 }
 
-/// Runs all parts, as many at once as there are cores, those with the most tests first. Returns
-/// whether all passed.
-pub fn run(mut parts: Vec<Part<'_>>, skip_log: &Path) -> bool {
-    parts.sort_by_key(|part| std::cmp::Reverse(part.tests));
+/// Maximum time of a part. The longest takes a quarter of it on two cores.
+const PART_MAX: Duration = Duration::from_secs(3600);
+/// How often a part is asked whether it has ended.
+const LOOK: Duration = Duration::from_millis(50);
+
+/// Runs all parts, as many at once as there are cores, in their order. What they print is also in
+/// `folder`. Returns whether all passed.
+pub fn run(parts: Vec<Part<'_>>, folder: &Path, skip_log: &Path) -> Result<bool, String> {
+    fs::create_dir_all(folder).map_err(|error| format!("{}: {error}", folder.display()))?;
     let cores = thread::available_parallelism().map_or(1, usize::from);
-    let left = Mutex::new(parts.into_iter());
+    let left = Mutex::new(parts.into_iter().enumerate());
     let next = || left.lock().ok()?.next();
     let work = || {
         let mut failed = Vec::new();
-        while let Some(part) = next() {
-            if !one(&part, skip_log) {
-                failed.push(part.name);
+        while let Some((number, part)) = next() {
+            println!("== {} begins", part.name);
+            let start = Instant::now();
+            let file = folder.join(format!("{number}.txt"));
+            let ended = one(&part, &file, skip_log);
+            let text = fs::read(&file).unwrap_or_default();
+            let ended_text = ended.as_ref().map_or_else(Clone::clone, ToString::to_string);
+            // In one piece, because others print, too.
+            println!(
+                "== {}\n{}\n== {}: {ended_text}, {} s",
+                part.name,
+                String::from_utf8_lossy(&text).trim(),
+                part.name,
+                start.elapsed().as_secs()
+            );
+            if !ended.is_ok_and(|status| status.success()) {
+                failed.push(format!("{}: {ended_text}", part.name));
             }
         }
         failed
@@ -88,19 +105,16 @@ pub fn run(mut parts: Vec<Part<'_>>, skip_log: &Path) -> bool {
         let ended: Option<Vec<_>> = all.into_iter().map(|own| own.join().ok()).collect();
         Some(ended?.concat())
     });
-    match failed {
-        Some(failed) => {
-            failed.iter().for_each(|name| eprintln!("== {name} failed: see above"));
-            failed.is_empty()
-        }
-        None => false,
-    }
+    let failed = failed.ok_or("a thread that runs tests broke off")?;
+    failed.iter().for_each(|what| eprintln!("== failed: {what}"));
+    Ok(failed.is_empty())
 }
 
-/// Runs a part, and prints what it printed. Returns whether it passed.
-fn one(part: &Part<'_>, skip_log: &Path) -> bool {
-    let start = Instant::now();
-    let output = Command::new(&part.program.path)
+/// Runs a part, which prints into `file`.
+fn one(part: &Part<'_>, file: &Path, skip_log: &Path) -> Result<ExitStatus, String> {
+    let failed = |error: std::io::Error| error.to_string();
+    let file = fs::File::create(file).map_err(failed)?;
+    let mut child = Command::new(&part.program.path)
         .args(&part.arguments)
         .envs(part.environment.iter().map(|(name, value)| (name, value)))
         .env("GPIPE_SKIP_LOG", skip_log)
@@ -108,26 +122,21 @@ fn one(part: &Part<'_>, skip_log: &Path) -> bool {
         .env("CARGO_MANIFEST_DIR", &part.program.folder)
         .current_dir(&part.program.folder)
         .stdin(Stdio::null())
-        .output();
-    match output {
-        Ok(output) => {
-            // What two programs print is not mixed.
-            let text = format!(
-                "== {}\n{}\n{}\n== {}: {} tests, {} s",
-                part.name,
-                String::from_utf8_lossy(&output.stdout).trim(),
-                String::from_utf8_lossy(&output.stderr).trim(),
-                part.name,
-                part.tests,
-                start.elapsed().as_secs()
-            );
-            println!("{text}");
-            output.status.success()
+        .stdout(file.try_clone().map_err(failed)?)
+        .stderr(file)
+        .spawn()
+        .map_err(failed)?;
+    let begun = Instant::now();
+    loop {
+        if let Some(status) = child.try_wait().map_err(failed)? {
+            return Ok(status);
         }
-        Err(error) => {
-            eprintln!("== {}: {error}", part.name);
-            false
+        if begun.elapsed() > PART_MAX {
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(format!("ended after {} s, because it hangs", PART_MAX.as_secs()));
         }
+        thread::sleep(LOOK);
     }
 }
 

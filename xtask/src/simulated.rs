@@ -77,7 +77,6 @@ pub fn parts<'a>(
                     ("GPIPE_SIMULATED_GPU_LOG", log.display().to_string()),
                     ("GPIPE_TEST_DEVICES", "cuda:0,cuda:1,cuda:2,cuda:3".to_owned()),
                 ],
-                tests: tests.len(),
             }
         }));
     }
