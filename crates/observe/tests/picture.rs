@@ -237,6 +237,34 @@ fn fault_names_are_no_markup() {
     );
 }
 
+/// Stages take different times, so for some M only every second box has room for a label.
+#[test]
+fn property_all_actions_of_a_kind_are_labelled_or_none() {
+    let (mut with, mut without) = (0, 0);
+    for (stages, micro_batches) in (2..=4).flat_map(|k| (1..300).step_by(5).map(move |m| (k, m))) {
+        let timeline = step(stages, micro_batches, Remat::Always, 40.0);
+        let scene = Scene { panels: vec![Panel::new("p", "", &timeline)], ..Scene::default() };
+        let picture = svg(&scene);
+        let labels = picture.split("<text class=\"l\"").skip(1).filter_map(|text| {
+            let (_, rest) = text.split_once('>')?;
+            Some(rest.split('<').next()?.to_owned())
+        });
+        let (updates, others): (Vec<_>, Vec<_>) = labels.partition(|label| label == "U");
+        assert!(
+            others.len().is_multiple_of(stages * micro_batches),
+            "K = {stages}, M = {micro_batches}: {others:?}"
+        );
+        let boxes = picture.matches("<rect class=\"o\"").count();
+        // One of the boxes is the legend's.
+        assert!([0, boxes - 1].contains(&updates.len()), "{updates:?} of {boxes}");
+        match others.len() {
+            0 => without += 1,
+            _ => with += 1,
+        }
+    }
+    assert!(with > 20 && without > 20, "{with} {without}");
+}
+
 #[test]
 fn property_large_steps_make_small_pictures() {
     let (predicted, measured) =

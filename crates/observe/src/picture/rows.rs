@@ -193,10 +193,13 @@ type Labels = [Option<(f64, Form)>; Kind::ALL.len()];
 /// The largest labels that all actions of a kind have room for. If one has none, none is labelled:
 /// labels that come and go say less than none.
 fn labels(rows: &[Vec<Span>], layout: &Layout, bar: f64, shared: bool) -> Labels {
-    let forms: &[Form] = if shared { &[Form::Stage] } else { &[Form::Letter, Form::Micro] };
+    let forms: &[Form] = match shared {
+        true => &[Form::Stage, Form::Letter],
+        false => &[Form::Letter, Form::Micro],
+    };
     let sizes = match bar {
-        bar if bar > 16.0 => [11.0, 8.5].as_slice(),
-        bar if bar > 9.5 => &[9.0, 8.5],
+        bar if bar > 16.0 => [11.0, 8.5, 7.0].as_slice(),
+        bar if bar > 9.5 => &[9.0, 8.5, 7.0],
         _ => &[],
     };
     Kind::ALL.map(|kind| {

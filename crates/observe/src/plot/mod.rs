@@ -178,7 +178,10 @@ fn summary(run: &Run) -> String {
     let (steps, stages) = (run.steps.len(), last.stages.len());
     let mut parts = vec![format!("{steps} step{}", plural(steps))];
     if last.tokens_total > 0 {
-        parts.push(format!("{} {}s", panel::number(last.tokens_total as f64), run.unit()));
+        // Three digits, as people say it.
+        let all = last.tokens_total as f64;
+        let unit = 10_f64.powf((all.log10().floor() - 2.0).max(0.0));
+        parts.push(format!("{} {}s", panel::number((all / unit).round() * unit), run.unit()));
     }
     if stages > 0 {
         parts.push(format!("{stages} stage{}", plural(stages)));
