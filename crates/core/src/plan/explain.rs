@@ -106,7 +106,7 @@ impl Found {
     }
 }
 
-/// The columns of a plan's stages. Times are of a micro-batch.
+/// The columns of a plan's stages. The times of actions are those of a micro-batch.
 const HEAD: [&str; 12] = [
     "stage",
     "layers",
@@ -123,6 +123,19 @@ const HEAD: [&str; 12] = [
 ];
 /// The first column about memory.
 const MEMORY: usize = 7;
+/// Maximum width of layers' names. The tables then fit 80 columns.
+const NAMES: usize = 18;
+
+/// The text, with its middle left out if it is longer than `width` characters.
+pub fn shortened(text: &str, width: usize) -> String {
+    let letters: Vec<char> = text.chars().collect();
+    if letters.len() <= width {
+        return text.to_owned();
+    }
+    let kept = width.saturating_sub(2);
+    let (first, last) = (&letters[..kept / 2], &letters[letters.len() - kept.div_ceil(2)..]);
+    first.iter().chain(&['.', '.']).chain(last).collect()
+}
 
 fn rows(found: &Found) -> Vec<Vec<String>> {
     let prediction = &found.prediction;
@@ -137,9 +150,10 @@ fn rows(found: &Found) -> Vec<Vec<String>> {
             |time: crate::Nanos| format!("{:.3}", time.as_ms() / found.plan.micro_batches as f64);
         let last = range.end - 1;
         let (names, layers) = if range.len() == 1 {
-            (found.layers[last].clone(), last.to_string())
+            (shortened(&found.layers[last], NAMES), last.to_string())
         } else {
             let names = format!("{}..{}", found.layers[range.start], found.layers[last]);
+            let names = shortened(&names, NAMES);
             (names, format!("{}-{last}", range.start))
         };
         let states = own.bytes.resident + own.bytes.gradients;

@@ -31,7 +31,7 @@ mod sums;
 mod text;
 
 pub use advice::{Advice, Move, advice};
-pub use explain::explain;
+pub use explain::{explain, shortened};
 pub use limit::Limit;
 pub use rejected::Rejected;
 pub use request::{Request, Usual};

@@ -67,25 +67,27 @@ pub struct Again {
 pub struct Measurement<'a> {
     /// The measurement, in words.
     pub what: &'a str,
-    /// How many of the planned trainings have ended.
+    /// How many trainings have ended.
     pub done: usize,
-    /// How many trainings are planned. Those that are repeated come after all of them.
+    /// How many trainings there are, as far as is known. Repeats are added when they begin.
     pub all: usize,
 }
 
 /// Tells of each measurement.
 struct Teller<'a> {
     tell: &'a mut dyn FnMut(Measurement<'_>),
-    /// What is said before each measurement: the pass, or why it is repeated.
+    /// What is said before each measurement: the pass.
     before: String,
+    /// What is said after it: why it is repeated.
+    after: String,
     done: usize,
     all: usize,
 }
 
 impl Teller<'_> {
     fn next(&mut self, what: &str) {
-        let what = format!("{}{what}", self.before);
-        (self.tell)(Measurement { what: &what, done: self.done.min(self.all), all: self.all });
+        let what = format!("{}{what}{}", self.before, self.after);
+        (self.tell)(Measurement { what: &what, done: self.done, all: self.all });
         self.done += 1;
     }
 }
@@ -148,7 +150,8 @@ pub fn profile(
     let all = of_a_size * cuts.len() * settings.passes.max(1);
     tell(Measurement { what: "the speed of offload", done: 0, all });
     let offload = builder.offload_speed()?;
-    let teller = Teller { tell: &mut tell, before: String::new(), done: 0, all };
+    let teller =
+        Teller { tell: &mut tell, before: String::new(), after: String::new(), done: 0, all };
     let mut ran = Ran::of(settings, schedules, &cuts, (build, teller, &mut decide))?;
     let again = ran.again;
     let (stages, copied) = (ran.stages, ran.copied);
@@ -243,7 +246,9 @@ impl Ran {
             *turns.entry((number, samples)).or_insert(0) += 1;
             let cut = cuts.iter().find(|cut| cut.samples == samples);
             let (Some(&cut), Some(schedule)) = (cut, schedules.get(number)) else { break };
-            tell.before = format!("again, because its steps are spread by {percent}%: ");
+            tell.before.clear();
+            tell.after = format!("; again, because its steps are spread by {percent}%");
+            tell.all += trainings(number);
             ran.one(settings, (number, schedule), cut, &build, &mut tell)?;
             ran.again += 1;
         }
@@ -272,7 +277,7 @@ impl Ran {
             Observed::train(&mut pipeline, settings, cut.of_that_size)
         };
         let measured = MeasuredSteps::new(trainings(number) == 3, observe);
-        // Some are left out where memory is full.
+        // A training that runs out of memory ends those of this size.
         tell.done = done;
         match measured {
             Ok(seen) => {
