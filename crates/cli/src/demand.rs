@@ -20,9 +20,10 @@ use crate::{
     config::{Config, Data},
     machine::{self, Available},
     numbers::{seconds, time},
-    output::say,
+    output::prose,
     processes::{Processes, RUN_NOTE},
     setup, task,
+    values::PackingChoice,
 };
 
 /// Maximum number of threads of a stage per core. Nobody asks for more on purpose.
@@ -71,7 +72,7 @@ pub(crate) fn refuse(
 fn tell_micro_batches(config: &Config) {
     let (asked, samples) = (config.pipeline.micro_batches, config.samples_of_a_pipeline());
     if asked > samples && !matches!(config.data, Data::Parallel(_)) {
-        say!(
+        prose!(
             "pipeline.micro_batches = {asked} is more than the {samples} samples of a mini-batch: \
             it is cut into {samples}"
         );
@@ -97,14 +98,14 @@ fn tell_turns(config: &Config, processes: &Processes) {
     let stages = stages_here(config, processes).saturating_mul(processes.replicas_here());
     let all = stages.saturating_mul(each);
     if all > cores {
-        say!(
+        prose!(
             "{stages} stages of {each} threads are {all} threads on {cores} cores: they take turns"
         );
     }
     let is_text = matches!(config.data, Data::Text(_) | Data::Jsonl(_) | Data::Parallel(_));
     let threads = config.images.threads;
     if !is_text && threads > cores {
-        say!("images.threads = {threads} on {cores} cores: they take turns");
+        prose!("images.threads = {threads} on {cores} cores: they take turns");
     }
 }
 
@@ -132,10 +133,13 @@ fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps
     let Ok(Some(needs)) = needs(config, model, processes, &rate) else { return };
     let available = machine::available();
     let available = available.map_or(String::new(), |own| format!("; {} here", own.bytes));
-    // A row of a single sample is as long as the longest of its mini-batch, and no longer.
-    let may_be_less = if matches!(config.data, Data::Jsonl(_)) { "at most " } else { "" };
-    say!(
-        "estimate: {may_be_less}about {} for {steps} steps; {} for a stage{available}",
+    // Rows of one sample each are as long as the longest of their mini-batch.
+    let about = match config.packing() {
+        Some(PackingChoice::None) => "up to",
+        _ => "about",
+    };
+    prose!(
+        "estimate: {about} {} for {steps} steps; {} for a stage{available}",
         time(seconds(needs.step.as_ms() / 1e3 * steps as f64)),
         needs.largest
     );
@@ -171,7 +175,7 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
         ({by})"
     );
     if config.pipeline.oversubscribe {
-        say!("{text}: it goes on, as pipeline.oversubscribe says");
+        prose!("{text}: it goes on, as pipeline.oversubscribe says");
         return Ok(());
     }
     Err(CliError::Usage(format!(

@@ -20,7 +20,7 @@ use crate::{
     demand,
     files::write_aside,
     machine,
-    output::{complain, say},
+    output::{complain, prose, say},
     processes::{self, Processes},
     profile, setup,
     task::{self, Batch},
@@ -251,7 +251,7 @@ fn show(counted: &Counted, operations: usize) {
     let Counted { stages, threads_per_stage, limits, .. } = counted;
     let cores = (stages * threads_per_stage).min(machine::cores());
     let s = |count: usize| if count == 1 { "" } else { "s" };
-    say!(
+    prose!(
         "a step of {:.1} ms: {stages} stage{} of {threads_per_stage} thread{}, M {}, {}, {}, {} \
         ({} steps)",
         counted.step_ns as f64 / 1e6,
@@ -289,7 +289,7 @@ fn show(counted: &Counted, operations: usize) {
     all.print("all", all.time());
     let per_stage = |per_s: f64| per_s / 1e9;
     let [rows, inner, columns] = limits.product;
-    say!(
+    prose!(
         "least: products at {:.0} GFLOP/s a stage ([{rows} {inner}] x [{inner} {columns}]),\n\
         the rest at {:.1} GB/s a stage, measured with all at work; ratio: all / least",
         per_stage(limits.flops_per_s),
@@ -297,7 +297,7 @@ fn show(counted: &Counted, operations: usize) {
     );
     let rate = counted.flops / (counted.step_ns.max(1) as f64 / 1e9);
     let limit = limits.flops_per_s * *stages as f64;
-    say!(
+    prose!(
         "{:.3} TFLOP a step, {:.0} GFLOP/s on {cores} core{}: {:.2} of what products alone make",
         counted.flops / 1e12,
         rate / 1e9,

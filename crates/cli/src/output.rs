@@ -21,7 +21,7 @@ macro_rules! say {
 
 /// Prints prose to standard output. Where that is a terminal, it is wrapped at words.
 macro_rules! prose {
-    ($($text:tt)*) => { $crate::output::prose_line(&format!($($text)*)) };
+    ($($text:tt)*) => { $crate::output::prose_line(format_args!($($text)*)) };
 }
 
 /// Prints a line to standard error, which is wrapped like prose.
@@ -58,21 +58,43 @@ pub(crate) fn is_quiet() -> bool {
     QUIET.load(Ordering::Relaxed) || QUIET_HERE.get()
 }
 
-/// The text. If GPUs are simulated, every line says so.
-pub(crate) fn marked(text: fmt::Arguments<'_>) -> String {
+/// The beginning of every line if GPUs are simulated.
+const SIMULATED: &str = "simulated: ";
+
+/// What is before every line.
+fn mark() -> &'static str {
     static ARE_SIMULATED: OnceLock<bool> = OnceLock::new();
-    let text = text.to_string();
-    match ARE_SIMULATED.get_or_init(gpipe::Device::gpus_are_simulated) {
-        true => format!("simulated: {}", text.replace('\n', "\nsimulated: ")),
-        false => text,
-    }
+    if *ARE_SIMULATED.get_or_init(gpipe::Device::gpus_are_simulated) { SIMULATED } else { "" }
+}
+
+/// The text with the mark in all its lines.
+pub(crate) fn marked(text: fmt::Arguments<'_>) -> String {
+    let mark = mark();
+    format!("{mark}{}", text.to_string().replace('\n', &format!("\n{mark}")))
+}
+
+/// The text as it is printed: without numbers of the system, wrapped if there are `columns`, and
+/// marked.
+fn shown(text: fmt::Arguments<'_>, columns: Option<u16>) -> String {
+    let text = without_numbers(&text.to_string());
+    let own = columns.map(|columns| usize::from(columns).saturating_sub(mark().len()));
+    marked(format_args!("{}", wrapped(&text, own)))
 }
 
 pub(crate) fn line(text: fmt::Arguments<'_>) {
+    print(&shown(text, None));
+}
+
+pub(crate) fn prose_line(text: fmt::Arguments<'_>) {
+    let columns = terminal_size::terminal_size_of(io::stdout());
+    print(&shown(text, columns.map(|(width, _)| width.0)));
+}
+
+fn print(text: &str) {
     if is_quiet() {
         return;
     }
-    if let Err(error) = writeln!(io::stdout().lock(), "{}", marked(text))
+    if let Err(error) = writeln!(io::stdout().lock(), "{text}")
         && error.kind() != ErrorKind::BrokenPipe
     {
         let _ = LOST.set(error);
@@ -87,43 +109,48 @@ pub(crate) fn error_line(text: fmt::Arguments<'_>) {
 
 /// Prints the error that ends the command, even in a silenced process.
 pub(crate) fn last_words(text: fmt::Arguments<'_>) {
-    // There is nowhere to report a failure.
-    let text = without_numbers(&marked(text));
     let columns = terminal_size::terminal_size_of(io::stderr());
-    let _ = writeln!(io::stderr().lock(), "{}", wrapped(&text, columns.map(|(width, _)| width.0)));
-}
-
-pub(crate) fn prose_line(text: &str) {
-    let columns = terminal_size::terminal_size_of(io::stdout());
-    line(format_args!("{}", wrapped(text, columns.map(|(width, _)| width.0))));
+    let text = shown(text, columns.map(|(width, _)| width.0));
+    // There is nowhere to report a failure.
+    let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
 /// The text with lines of at most `columns` characters where words allow that. What continues a
-/// line is indented.
-fn wrapped(text: &str, columns: Option<u16>) -> String {
-    let Some(columns) = columns.map(usize::from) else { return text.to_owned() };
-    let mut out = String::with_capacity(text.len());
-    for (number, line) in text.split('\n').enumerate() {
-        if number > 0 {
+/// line is indented. A line of cells, which two spaces or more part, is broken between cells.
+fn wrapped(text: &str, columns: Option<usize>) -> String {
+    let Some(columns) = columns else { return text.to_owned() };
+    let lines: Vec<String> = text.split('\n').map(|line| wrapped_line(line, columns)).collect();
+    lines.join("\n")
+}
+
+fn wrapped_line(line: &str, columns: usize) -> String {
+    if line.chars().count() <= columns {
+        return line.to_owned();
+    }
+    let words = line.trim_start_matches(' ');
+    let indent = line.len() - words.len();
+    let between = if words.contains("  ") { "  " } else { " " };
+    let mut out = line[..indent].to_owned();
+    let mut at = indent;
+    for (index, word) in words.split(between).enumerate() {
+        let (space, length) = (between.len(), word.chars().count());
+        if index > 0 && at + space + length > columns {
+            // The spaces at the end of a line are not printed.
+            out.truncate(out.trim_end_matches(' ').len());
+            at = indent + 2;
             out.push('\n');
-        }
-        let indent = line.len() - line.trim_start_matches(' ').len();
-        out.push_str(&line[..indent]);
-        let mut at = indent;
-        for (index, word) in line[indent..].split(' ').enumerate() {
-            let length = word.chars().count();
-            if index > 0 && at + 1 + length > columns {
-                let indent = indent + 2;
-                out.push('\n');
-                out.extend(std::iter::repeat_n(' ', indent));
-                at = indent;
-            } else if index > 0 {
-                out.push(' ');
-                at += 1;
-            }
+            out.extend(std::iter::repeat_n(' ', at));
+            let word = word.trim_start_matches(' ');
             out.push_str(word);
-            at += length;
+            at += word.chars().count();
+            continue;
         }
+        if index > 0 {
+            out.push_str(between);
+            at += space;
+        }
+        out.push_str(word);
+        at += length;
     }
     out
 }
@@ -162,6 +189,11 @@ mod tests {
         assert_eq!(wrapped("a\n  bb cc dd", 7), "a\n  bb cc\n    dd");
         assert_eq!(wrapped("a/long/path is not cut", 5), "a/long/path\n  is\n  not\n  cut");
         assert_eq!(wrapped("two  spaces", 80), "two  spaces");
+        assert_eq!(wrapped("one 1  two 2  three 3", 12), "one 1  two 2\n  three 3");
+        assert_eq!(wrapped("one 1      two 2", 12), "one 1\n  two 2");
+        assert_eq!(wrapped("ab  cd", 2), "ab\n  cd");
+        assert_eq!(wrapped("ab cd", 0), "ab\n  cd");
+        assert_eq!(wrapped("größer als groß", 10), "größer als\n  groß");
         assert_eq!(wrapped("\n", 80), "\n");
         assert_eq!(super::wrapped("a long line", None), "a long line");
     }

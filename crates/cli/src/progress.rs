@@ -6,7 +6,7 @@
 use std::{
     io::IsTerminal,
     sync::{
-        Arc,
+        Arc, Mutex,
         atomic::{AtomicU64, Ordering},
         mpsc::{RecvTimeoutError, Sender, channel},
     },
@@ -180,8 +180,10 @@ fn rounded(steps: u64) -> u64 {
 pub(crate) struct Work {
     what: String,
     /// Number of parts; 0 if it is not known.
-    all: u64,
+    all: Arc<AtomicU64>,
     done: Arc<AtomicU64>,
+    /// The part at work, if it has a name.
+    part: Arc<Mutex<String>>,
     begun: Instant,
     shown: Shown,
 }
@@ -207,12 +209,14 @@ impl Work {
             work.shown = Shown::Bar(bar);
         } else if !is_quiet() {
             let (sender, ended) = channel();
-            let (what, done, begun) = (work.what.clone(), Arc::clone(&work.done), work.begun);
+            let (what, all, begun) = (work.what.clone(), Arc::clone(&work.all), work.begun);
+            let (done, part) = (Arc::clone(&work.done), Arc::clone(&work.part));
             let lines = move || {
                 while ended.recv_timeout(WORK_EVERY) == Err(RecvTimeoutError::Timeout) {
-                    let done = done.load(Ordering::Relaxed);
+                    let [done, all] = [&done, &all].map(|own| own.load(Ordering::Relaxed));
                     // Standard output may be a result that another program reads.
-                    complain!("{what}: {}", so_far(done, all, begun.elapsed()));
+                    let part = part.lock().map_or(String::new(), |part| part.clone());
+                    complain!("{what}: {}{part}", so_far(done, all, begun.elapsed()));
                 }
             };
             // Without a thread there is no progress, and the work goes on.
@@ -224,8 +228,8 @@ impl Work {
     }
 
     fn shown(what: String, all: u64, shown: Shown) -> Self {
-        let done = Arc::new(AtomicU64::new(0));
-        Self { what, all, done, begun: Instant::now(), shown }
+        let [done, all] = [0, all].map(|own| Arc::new(AtomicU64::new(own)));
+        Self { what, all, done, part: Arc::default(), begun: Instant::now(), shown }
     }
 
     /// Reports that `done` parts are done.
@@ -234,26 +238,24 @@ impl Work {
         match &self.shown {
             Shown::Bar(bar) => bar.set_position(done),
             Shown::Beside(bar) => {
-                let so_far = so_far(done, self.all, self.begun.elapsed());
+                let all = self.all.load(Ordering::Relaxed);
+                let so_far = so_far(done, all, self.begun.elapsed());
                 bar.set_message(format!("{}: {so_far}", self.what));
             }
             Shown::Nowhere | Shown::Lines(..) => {}
         }
     }
 
-    /// Names the part that begins: beside the bar, or in a line where there is none.
-    pub(crate) fn now(&self, part: &str) {
-        match &self.shown {
-            Shown::Bar(bar) => bar.set_message(format!("{}: {part}", self.what)),
-            Shown::Lines(..) => {
-                let done = self.done.load(Ordering::Relaxed);
-                complain!(
-                    "{}: {}: {part}",
-                    self.what,
-                    so_far(done, self.all, self.begun.elapsed())
-                );
-            }
-            Shown::Beside(_) | Shown::Nowhere => {}
+    /// Reports that of `all` parts `done` are done, and names the next one.
+    pub(crate) fn next(&self, part: &str, done: u64, all: u64) {
+        self.all.store(all, Ordering::Relaxed);
+        self.tell(done);
+        if let Shown::Bar(bar) = &self.shown {
+            bar.set_length(all);
+            bar.set_message(format!("{}: {part}", self.what));
+        }
+        if let Ok(mut own) = self.part.lock() {
+            *own = format!(": {part}");
         }
     }
 

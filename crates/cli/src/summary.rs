@@ -5,7 +5,11 @@ use std::{collections::VecDeque, fmt::Display, time::Duration};
 
 use gpipe::{Bytes, StepReport};
 
-use crate::{numbers::short, output::say, plan_file::Predicted};
+use crate::{
+    numbers::short,
+    output::{prose, say},
+    plan_file::Predicted,
+};
 
 /// Number of latest steps whose median time is taken.
 const LATEST: usize = 1024;
@@ -131,7 +135,7 @@ impl Summary {
         let step = predicted.step.as_ms();
         let peak = predicted.peaks.iter().max().copied().unwrap_or_default();
         let held = Bytes(self.devices.iter().map(|stage| stage.peak).max().unwrap_or(0));
-        say!(
+        prose!(
             "predicted {step:.1} ms{} per step, measured {median:.1} ms (median, {:.3} times the \
             prediction); at most {peak} on a {}, measured {held}",
             predicted.quartiles(),
@@ -242,7 +246,7 @@ impl Summary {
         let steps = self.steps as f64;
         let saving_ms = saving.as_secs_f64() * 1e3;
         let unit = self.unit;
-        say!(
+        prose!(
             "trained {} steps, {} {unit}s in {:.1} s: {:.1} ms/step, {} {unit}s/s, bubble {:.1}%",
             self.steps,
             short(self.targets),

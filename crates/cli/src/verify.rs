@@ -19,7 +19,7 @@ use crate::{
     config::Config,
     demand,
     files::io,
-    output::{prose, say},
+    output::prose,
     processes::{self, Processes},
     setup,
     task::{self, Batch, Task},
@@ -101,7 +101,7 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     prose!("{}", task.summary());
     let shown = task::inputs(&config, config.train.mini_batch);
     let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
-    say!(
+    prose!(
         "{} steps of {} samples {}, {} thread(s) per stage",
         config.train.steps,
         config.train.mini_batch,
@@ -110,7 +110,7 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     );
     if config.pipeline.replicas > 1 {
         let replicas = config.pipeline.replicas;
-        say!(
+        prose!(
             "one pipeline is verified, not its {replicas} replicas: their sums of gradients are \
             in another order"
         );
@@ -138,9 +138,9 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     if differs {
         return Err(CliError::Differs);
     }
-    say!("every loss, gradient and parameter is the same to the last bit");
+    prose!("every loss, gradient and parameter is the same to the last bit");
     if arguments.resume {
-        say!(
+        prose!(
             "each but the first was begun as the one above it, saved after {} steps, and resumed \
             from the files",
             config.train.steps / 2
@@ -345,17 +345,17 @@ fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str, processe
     let step_ms: f64 = reports.iter().map(|report| report.time.as_ms()).sum();
     let loss = reports.last().map_or(f64::NAN, |report| report.loss);
     let overlap = if variant.stages > 1 {
-        format!("two or more threads at once {overlap_ms:.0} of {step_ms:.0} ms")
+        format!("{overlap_ms:.0} of {step_ms:.0} ms at once")
     } else {
-        format!("one thread, {step_ms:.0} ms")
+        format!("{step_ms:.0} ms")
     };
     let place = match (processes, variant.among) {
         (1, _) => String::new(),
         (_, true) => format!("in {processes} processes  "),
         (_, false) => "in one process   ".into(),
     };
-    say!(
-        "K = {}  M = {}  {:<13} {:<16} {place}loss {loss:.6}  {overlap}  {verdict}",
+    prose!(
+        "K = {}  M = {}  {:<13}  {:<15}  {place}loss {loss:.6}  {overlap}  {verdict}",
         variant.stages,
         variant.micro_batches,
         variant.schedule.to_string(),

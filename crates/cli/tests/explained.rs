@@ -62,6 +62,14 @@ fn fault_a_configuration_behind_its_data_is_named() {
     }
 }
 
+#[test]
+fn fault_a_folder_in_the_place_of_the_configuration_is_explained() {
+    let folder = without_data();
+    fs::create_dir(folder.path("notes")).unwrap();
+    let expected = "gpipe: notes: it is a folder: name a configuration. gpipe init --data FOLDER";
+    folder.refuses(&["train", "notes"], &[expected]);
+}
+
 /// A plan has stages, cuts and caps of its own. What the configuration says of them was checked
 /// instead.
 #[test]

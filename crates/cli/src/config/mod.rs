@@ -188,15 +188,17 @@ impl Config {
 
     /// Refuses a configuration that was named behind a flag that takes all that follows.
     fn check_order(arguments: &ConfigArguments) -> Result<(), ConfigError> {
-        let (flag, last) = match (&arguments.config, arguments.data.last(), arguments.text.last()) {
-            (None, Some(last), _) => ("--data", last),
-            // TOML may be text to train on, with a model's folder and no configuration.
-            (None, None, Some(last)) if arguments.from.is_none() => ("--text", last),
-            _ => return Ok(()),
+        // TOML may be text to train on, where no configuration is needed.
+        let text = if arguments.from.is_none() { &arguments.text[..] } else { &[] };
+        let lists = [("--data", &arguments.data[..]), ("--text", text)];
+        let is_toml = |path: &&PathBuf| path.extension() == Some("toml".as_ref());
+        let swallowed = |(flag, paths): (&'static str, &[PathBuf])| {
+            let path = paths.iter().find(is_toml)?.clone();
+            Some(ConfigError::Swallowed { flag, path })
         };
-        match last.extension() == Some("toml".as_ref()) {
-            true => Err(ConfigError::Swallowed { flag, path: last.clone() }),
-            false => Ok(()),
+        match lists.into_iter().find_map(swallowed).filter(|_| arguments.config.is_none()) {
+            Some(error) => Err(error),
+            None => Ok(()),
         }
     }
 
@@ -440,6 +442,11 @@ fn read(path: &Path) -> Result<String, ConfigError> {
     let refused = |reason| ConfigError::Parse { path: path.to_owned(), reason };
     let bytes = gpipe_files::read(path, FILE_BYTES_MAX).map_err(|error| match error {
         ReadError::Io(source) => ConfigError::Read { path: path.to_owned(), source },
+        ReadError::NotAFile if path.is_dir() => refused(
+            "it is a folder: name a configuration. gpipe init --data FOLDER writes one for a \
+            folder of data, and --resume FOLDER goes on with a run"
+                .into(),
+        ),
         other => refused(other.to_string()),
     })?;
     String::from_utf8(bytes).map_err(|error| {

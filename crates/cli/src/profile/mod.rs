@@ -23,7 +23,7 @@ use crate::{
     demand,
     files::{read_bounded, write_aside},
     machine,
-    output::{prose, say},
+    output::prose,
     processes::Processes,
     progress::Work,
     setup,
@@ -94,7 +94,7 @@ fn measure_and_show(arguments: &ProfileArguments, processes: &Processes) -> Resu
     let sizes: Vec<usize> = found.costs.sizes.keys().copied().collect();
     let estimated = setup::pipeline(&config, model)?.estimate(&sizes, &Rate::default())?;
     show::show(&found, &estimated, &config, &config.pipeline.schedule.schedule()?);
-    say!("{}: gpipe plan and gpipe train --plan auto use it", path.display());
+    prose!("{}: gpipe plan and gpipe train --plan auto use it", path.display());
     Ok(())
 }
 
@@ -120,7 +120,7 @@ pub(crate) fn measure_for_plan(
     let own = [config.pipeline.micro_batches];
     let mut extent = Extent { micro_batches: &[], steps: STEPS, passes: 1 };
     if 3.0 * forward as f64 > LARGE_FLOPS {
-        say!(
+        prose!(
             "large model: measuring only M = {} in few steps; gpipe profile measures more",
             own[0]
         );
@@ -146,7 +146,9 @@ pub(crate) fn measure(
     // M is at most the number of samples.
     let samples = config.samples_of_a_pipeline();
     for asked in micro_batches.iter().filter(|&&asked| asked > samples) {
-        say!("--micro-batches {asked}: a mini-batch has {samples} samples: {samples} are measured");
+        prose!(
+            "--micro-batches {asked}: a mini-batch has {samples} samples: {samples} are measured"
+        );
     }
     all.iter_mut().for_each(|m| *m = (*m).min(samples));
     all.sort_unstable();
@@ -170,7 +172,7 @@ pub(crate) fn measure(
         // A schedule from a file is for one M.
         match all.iter().find_map(|&m| own.check_micro_batches(m).err()) {
             None => schedules.push(own.clone()),
-            Some(error) => say!("{own} is not measured: {error}"),
+            Some(error) => prose!("{own} is not measured: {error}"),
         }
     }
     let config = &uncapped;
@@ -184,7 +186,7 @@ pub(crate) fn measure(
         machine: &machine,
     };
     let in_passes = if passes > 1 { format!(" in {passes} passes") } else { String::new() };
-    say!(
+    prose!(
         "profiling {} layers on {machine}, {} stages at work, {steps} steps each{in_passes}:",
         model.len(),
         config.pipeline.stages
@@ -197,9 +199,9 @@ pub(crate) fn measure(
             built.map_err(|error| gpipe::Error::Setting(error.to_string()))
         },
         |next: Measurement<'_>| {
-            let work = work.get_or_insert_with(|| Work::new("profiling", next.all as u64));
-            work.tell(next.done as u64);
-            work.now(next.what);
+            let (done, all) = (next.done as u64, next.all as u64);
+            let work = work.get_or_insert_with(|| Work::new("profiling", all));
+            work.next(next.what, done, all);
         },
         |own| {
             let told = processes.decided(|| Ok(own));
@@ -226,7 +228,7 @@ fn that_fit(
         match demand::refuse(&keeping, model, processes) {
             Ok(()) => fit.push(micro_batches),
             Err(error) => {
-                say!("M = {micro_batches} is left out: {error}");
+                prose!("M = {micro_batches} is left out: {error}");
                 last = Some(error);
             }
         }

@@ -3,6 +3,7 @@
 use gpipe::{Bytes, Nanos, profile::Profile};
 use gpipe_core::{
     cost::{LayerCost, ModelCosts, Spread, Transport},
+    plan::shortened,
     schedule::Schedule,
 };
 
@@ -120,8 +121,8 @@ fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedu
         None => "the loss".to_owned(),
     };
     prose!(
-        "layers, in micro-batches of {samples} samples under {schedule}: medians in ms, their \
-        quartiles, and the share of the time, measured | estimated from shapes"
+        "layers, in micro-batches of {samples} samples under {schedule}: medians in ms, the \
+        widest of their quartiles, and the share of the time, measured | estimated from shapes"
     );
     say!(
         "{:<NAME$} {:>8} {:>9} {:>9} {:>9} {:>11} {:>13}",
@@ -152,7 +153,7 @@ fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedu
     }
     prose!("what the layers hold (activations: measured | estimated from shapes):");
     say!(
-        "{:<NAME$} {:>21} {:>10} {:>10} {:>10}",
+        "{:<NAME$} {:>23} {:>10} {:>10} {:>10}",
         "layer",
         "activations",
         "boundary",
@@ -163,7 +164,7 @@ fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedu
         let state = costs.layers.get(number);
         let bytes = |bytes: Option<Bytes>| bytes.unwrap_or_default().to_string();
         say!(
-            "{:<NAME$} {:>9} | {:>9} {:>10} {:>10} {:>10}",
+            "{:<NAME$} {:>10} | {:>10} {:>10} {:>10} {:>10}",
             name(number),
             cost.kept.to_string(),
             estimate.kept.to_string(),
@@ -176,17 +177,6 @@ fn show_layers(profile: &Profile, estimated: &ModelCosts, samples: usize, schedu
 
 /// Width of a layer's number and name, in characters. The tables then fit 80 columns.
 const NAME: usize = 16;
-
-/// The text, with its middle left out if it is longer than `width` characters.
-fn shortened(text: &str, width: usize) -> String {
-    let letters: Vec<char> = text.chars().collect();
-    if letters.len() <= width {
-        return text.to_owned();
-    }
-    let kept = width - 2;
-    let (first, last) = (&letters[..kept / 2], &letters[letters.len() - kept.div_ceil(2)..]);
-    first.iter().chain(&['.', '.']).chain(last).collect()
-}
 
 /// The lowest and the highest quartile of several times, relative to their medians.
 fn quartiles(times: &[[Nanos; 3]]) -> String {
@@ -204,7 +194,7 @@ fn show_sizes(costs: &ModelCosts) {
     let flops: u64 = costs.layers.iter().map(|layer| layer.flops).sum();
     prose!("all layers, by size of micro-batches:");
     say!(
-        "{:>8} {:>14} {:>16} {:>15} {:>18} {:>10}",
+        "{:>8} {:>12} {:>14} {:>13} {:>16} {:>9}",
         "samples",
         "forward, ms",
         "recompute, ms",
@@ -220,7 +210,7 @@ fn show_sizes(costs: &ModelCosts) {
         let rate =
             (samples as u64 * flops * 4) as f64 / (forward + again + backward).0.max(1) as f64;
         say!(
-            "{samples:>8} {:>14} {:>16} {:>15} {one:>18.2} {rate:>10.1}",
+            "{samples:>8} {:>12} {:>14} {:>13} {one:>16.2} {rate:>9.1}",
             ms(forward),
             ms(again),
             ms(backward)

@@ -15,7 +15,7 @@ use crate::{
     config::{Config, Effect, changes},
     files::io,
     metrics::METRICS,
-    output::say,
+    output::prose,
     processes::Processes,
     run_folder::{CHECKPOINTS, WEIGHTS},
     task,
@@ -123,7 +123,7 @@ impl Start {
             None => last_numbered(arguments),
         };
         let Some(path) = path else {
-            say!("no earlier run: starting from the beginning");
+            prose!("no earlier run: starting from the beginning");
             return Ok(Self::new(config, RunLock::new_run(arguments)?));
         };
         let out = RunLock::existing(&path)?;
@@ -146,7 +146,7 @@ impl Start {
                 or remove it"
             )));
         }
-        say!("no checkpoint in {shown}: starting from the beginning");
+        prose!("no checkpoint in {shown}: starting from the beginning");
         Ok(Self::new(config, out))
     }
 
@@ -245,7 +245,7 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
     let manifest = checkpoint.manifest();
     let origin = checkpoint.folder().join(gpipe_checkpoint::manifest::NAME);
     let old = Config::from_text(&manifest.config, &origin, &Default::default())?;
-    say!(
+    prose!(
         "resuming {}: step {}, {} {}s",
         checkpoint.folder().display(),
         manifest.progress.batches,
@@ -260,9 +260,9 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
     if all.is_empty() {
         return Ok(manifest.best);
     }
-    say!("the configuration differs from the checkpoint's:");
+    prose!("the configuration differs from the checkpoint's:");
     for change in &all {
-        say!("  {}: {} -> {} ({})", change.key, change.old, change.new, change.effect.text());
+        prose!("  {}: {} -> {} ({})", change.key, change.old, change.new, change.effect.text());
     }
     let refused: Vec<String> = all
         .iter()
@@ -289,7 +289,7 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
 
 fn tell_skipped(skipped: &[folder::Skipped]) {
     for folder::Skipped { folder, reason } in skipped {
-        say!("skipped {}: {reason}", folder.display());
+        prose!("skipped {}: {reason}", folder.display());
     }
 }
 
