@@ -4,11 +4,13 @@
 Usage: llama.py FOLDER [--threads T] [--steps N] [--compile] [--dtype float32|bfloat16]
 
 The sizes are those of configs/llama-small.toml, the weights and tokens are random. FOLDER is not
-read: the time of a step does not depend on the weights. `bfloat16` is autocast over float32
+read: the time of a step does not depend on the weights. There is one workload, `llama`, and one
+micro-batch. `bfloat16` is autocast over float32
 weights. The program prints one line of JSON. It has the number of parameters, so that equal work is
 seen.
 """
 
+import argparse
 import json
 import sys
 import time
@@ -19,7 +21,6 @@ import torch
 import transformers
 
 from common import set_up
-from workloads import arguments
 
 CONFIG = Path(__file__).resolve().parents[2] / "configs" / "llama-small.toml"
 
@@ -39,7 +40,11 @@ def model_of(sizes):
 
 
 def main():
-    parser = arguments(__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder")
+    parser.add_argument("--workload", choices=["llama"], default="llama")
+    parser.add_argument("--micro-batches", type=int, choices=[1], default=1)
+    parser.add_argument("--steps", type=int, default=3)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=["float32", "bfloat16"], default="float32")
     parser.add_argument("--compile", action="store_true")
