@@ -312,6 +312,7 @@ fn run(steps: &[Step]) -> bool {
 fn at_once(steps: &[Step]) -> bool {
     let cargo = cargo();
     let one = |step: &Step| {
+        println!("== {} begins", step.name);
         let start = Instant::now();
         let output = command(step, &cargo).stdin(Stdio::null()).output();
         (output, start.elapsed())
