@@ -131,26 +131,22 @@ fn wrapped_line(line: &str, columns: usize) -> String {
     let indent = line.len() - words.len();
     let between = if words.contains("  ") { "  " } else { " " };
     let mut out = line[..indent].to_owned();
-    let mut at = indent;
-    for (index, word) in words.split(between).enumerate() {
-        let (space, length) = (between.len(), word.chars().count());
-        if index > 0 && at + space + length > columns {
-            // The spaces at the end of a line are not printed.
-            out.truncate(out.trim_end_matches(' ').len());
-            at = indent + 2;
-            out.push('\n');
-            out.extend(std::iter::repeat_n(' ', at));
-            let word = word.trim_start_matches(' ');
-            out.push_str(word);
-            at += word.chars().count();
+    // The column, and the spaces before the next word.
+    let (mut at, mut gap) = (indent, 0);
+    for (index, part) in words.split(between).enumerate() {
+        let word = part.trim_start_matches(' ');
+        gap += if index > 0 { between.len() } else { 0 } + part.len() - word.len();
+        if word.is_empty() {
             continue;
         }
-        if index > 0 {
-            out.push_str(between);
-            at += space;
+        let length = word.chars().count();
+        if index > 0 && at + gap + length > columns {
+            (at, gap) = (0, indent + 2);
+            out.push('\n');
         }
+        out.extend(std::iter::repeat_n(' ', gap));
         out.push_str(word);
-        at += length;
+        (at, gap) = (at + gap + length, 0);
     }
     out
 }
@@ -191,6 +187,8 @@ mod tests {
         assert_eq!(wrapped("two  spaces", 80), "two  spaces");
         assert_eq!(wrapped("one 1  two 2  three 3", 12), "one 1  two 2\n  three 3");
         assert_eq!(wrapped("one 1      two 2", 12), "one 1\n  two 2");
+        assert_eq!(wrapped("one 1         two 2", 8), "one 1\n  two 2");
+        assert_eq!(wrapped("one    two   three", 12), "one    two\n  three");
         assert_eq!(wrapped("ab  cd", 2), "ab\n  cd");
         assert_eq!(wrapped("ab cd", 0), "ab\n  cd");
         assert_eq!(wrapped("größer als groß", 10), "größer als\n  groß");

@@ -19,7 +19,7 @@ use crate::{
     config::Config,
     demand,
     files::io,
-    output::prose,
+    output::{prose, say},
     processes::{self, Processes},
     setup,
     task::{self, Batch, Task},
@@ -115,6 +115,11 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
             in another order"
         );
     }
+    let width = |name: fn(&Variant) -> String| {
+        variants.iter().map(|variant| name(variant).len()).max().unwrap_or(0)
+    };
+    let widths = [width(|own| own.schedule.to_string()), width(|own| own.remat.to_string())];
+    say!("ms: while two or more threads worked at once, of all");
     let mut reference = None;
     let mut differs = false;
     let mut before: Option<&Variant> = None;
@@ -132,7 +137,7 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
                 }
             },
         };
-        print_line(variant, &found.reports, &verdict, processes.count());
+        print_line(variant, &found.reports, &verdict, processes.count(), widths);
         reference.get_or_insert(found);
     }
     if differs {
@@ -340,22 +345,25 @@ fn same_bits(a: &Tensor, b: &Tensor) -> Result<bool, CliError> {
     Ok(a.kind() == b.kind() && view(a)?.f_equal(&view(b)?)?)
 }
 
-fn print_line(variant: &Variant, reports: &[StepReport], verdict: &str, processes: usize) {
+/// Prints a line of the table. `widths` are those of the schedules and of the policies.
+fn print_line(
+    variant: &Variant,
+    reports: &[StepReport],
+    verdict: &str,
+    processes: usize,
+    [schedule, remat]: [usize; 2],
+) {
     let overlap_ms: f64 = reports.iter().map(|report| report.overlap.as_ms()).sum();
     let step_ms: f64 = reports.iter().map(|report| report.time.as_ms()).sum();
     let loss = reports.last().map_or(f64::NAN, |report| report.loss);
-    let overlap = if variant.stages > 1 {
-        format!("{overlap_ms:.0} of {step_ms:.0} ms at once")
-    } else {
-        format!("{step_ms:.0} ms")
-    };
     let place = match (processes, variant.among) {
         (1, _) => String::new(),
         (_, true) => format!("in {processes} processes  "),
         (_, false) => "in one process   ".into(),
     };
     prose!(
-        "K = {}  M = {}  {:<13}  {:<15}  {place}loss {loss:.6}  {overlap}  {verdict}",
+        "K {}  M {}  {:schedule$}  {:remat$}  {place}loss {loss:.6}  \
+        {overlap_ms:>5.0} of {step_ms:.0} ms  {verdict}",
         variant.stages,
         variant.micro_batches,
         variant.schedule.to_string(),
