@@ -80,8 +80,8 @@ const CI: &[Step] = &[
     },
 ];
 
-/// What CI builds beside the tests, or elsewhere. All of it at the same time, because a compiler of
-/// C++ leaves a core idle.
+/// What CI builds beside the tests, or elsewhere. These steps run at the same time, because a
+/// compiler of C++ leaves a core idle.
 const APART: &[Step] = &[
     Step {
         name: "documentation",

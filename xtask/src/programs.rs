@@ -65,7 +65,7 @@ impl<'a> Part<'a> {
     }
 }
 
-/// Maximum time of a part. The longest takes a quarter of it on two cores.
+/// Maximum time of a part. On two cores the longest takes a quarter of it.
 const PART_MAX: Duration = Duration::from_secs(3600);
 /// How often a part is asked whether it has ended.
 const LOOK: Duration = Duration::from_millis(50);

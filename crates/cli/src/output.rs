@@ -115,8 +115,8 @@ pub(crate) fn last_words(text: fmt::Arguments<'_>) {
     let _ = writeln!(io::stderr().lock(), "{text}");
 }
 
-/// The text with lines of at most `columns` characters where words allow that. What continues a
-/// line is indented. A line of cells, which two spaces or more part, is broken between cells.
+/// Breaks lines of more than `columns` characters between words, and indents what continues a line.
+/// A word that is longer stays whole. A line with two spaces in a row is broken between its cells.
 fn wrapped(text: &str, columns: Option<usize>) -> String {
     let Some(columns) = columns else { return text.to_owned() };
     let lines: Vec<String> = text.split('\n').map(|line| wrapped_line(line, columns)).collect();
