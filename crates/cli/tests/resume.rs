@@ -211,6 +211,11 @@ fn transparency_more_steps_are_trained_and_none_are_trained_twice() {
     assert!(folder.weights("run") == folder.weights("reference"));
     assert_eq!(results(&folder.path("run")), results(&folder.path("reference")));
     assert_eq!(steps(&folder, "run"), [6, 8]);
+
+    // Regression: step 6 was proposed, which the run has passed.
+    let printed = folder.succeeds(&["train", "--resume", "run", "--steps", "3"]);
+    let expected = "all 3 steps are done (the run is at step 8): --steps 16 goes on to step 16";
+    assert!(printed.contains(expected), "{printed}");
 }
 
 #[test]

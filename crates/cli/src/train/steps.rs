@@ -120,8 +120,13 @@ impl Run<'_> {
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
         if position.batches >= steps {
-            let more = steps.saturating_mul(2);
-            say!("all {steps} steps are done: --steps {more} goes on to step {more}");
+            let done = position.batches;
+            let more = done.saturating_mul(2);
+            let beyond = match done > steps {
+                true => format!(" (the run is at step {done})"),
+                false => String::new(),
+            };
+            say!("all {steps} steps are done{beyond}: --steps {more} goes on to step {more}");
             return Ok(());
         }
         let result = self.steps(pipeline, make, position);
