@@ -14,6 +14,7 @@ const SOURCES: &[&str] = &[
     "device",
     "fused",
     "gpu_group",
+    "hollow",
     "images",
     "kernels",
     "layout",

@@ -6,6 +6,7 @@ use std::{
 };
 
 use gpipe::{Forward, Infer, Init, Layer, LayerError, ParameterSpec, TensorSpec};
+use gpipe_bridge::hollow::is_filled;
 use pyo3::{prelude::*, types::PyTuple};
 use pyo3_tch::PyTensor;
 use tch::Tensor;
@@ -178,8 +179,15 @@ impl Layer for PyLayer {
                 let inputs = tuple(py, inputs.iter().map(Tensor::shallow_clone))?;
                 tensors(&self.call.bind(py).call1((parameters, inputs))?)
             };
-            running::within(ctx, run).map_err(|exception| self.failure.keep(py, exception))
+            running::within(ctx, run).map_err(|exception| match is_filled() {
+                true => LayerError::Value(exception.to_string()),
+                false => self.failure.keep(py, exception),
+            })
         })
+    }
+
+    fn may_end_early(&self) -> bool {
+        true
     }
 
     fn failed(&self, _: &LayerError) {

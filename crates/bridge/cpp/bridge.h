@@ -99,6 +99,23 @@ public:
 std::unique_ptr<SavedTensors> new_saved_tensors(int32_t gpu);
 Address root_of(Address output);
 
+// hollow.cc
+class HollowGraph {
+public:
+  HollowGraph();
+  ~HollowGraph();
+  void enter(bool fills) const;
+  void empty() const;
+  void empty_leaf(Address leaf) const;
+  bool is_full() const;
+  uint64_t count() const;
+  struct Impl;
+  std::shared_ptr<Impl> impl;
+};
+std::unique_ptr<HollowGraph> new_hollow_graph();
+void leave_hollow_graph() noexcept;
+bool is_filled() noexcept;
+
 // layout.cc
 Address settled(Address address);
 Address concatenate(rust::Slice<const Address> addresses, int64_t axis);

@@ -4,6 +4,7 @@
 // and it is not always the fastest (product.cc). With ATen, the products equal those of addmm and
 // its backward, to the bit.
 #include "gpipe-bridge/src/ffi.rs.h"
+#include "hollow.h"
 #include "op_cache.h"
 #include "product.h"
 #include <ATen/ops/linear.h>
@@ -22,7 +23,7 @@ at::Tensor rows(const at::Tensor &x) { return x.reshape({-1, x.size(-1)}); }
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
-                            const Optional &bias, bool onednn) {
+                            const Optional &bias, bool onednn, bool nobody_reads) {
     at::AutoDispatchBelowADInplaceOrView below;
     const bool takes = !bias || (bias->device().is_cpu() && bias->scalar_type() == at::kFloat &&
                                  !bias->is_neg());
@@ -36,7 +37,7 @@ struct Linear : torch::autograd::Function<Linear> {
     auto shape = x.sizes().vec();
     shape.back() = w.size(0);
     return remembered(shape, [&] {
-      return is_unread() ? at::zeros(shape, x.options())
+      return nobody_reads ? at::zeros(shape, x.options())
                          : product(by, x_rows, w, bias).reshape(shape);
     });
   }
@@ -58,9 +59,16 @@ struct Linear : torch::autograd::Function<Linear> {
       dw = weight_gradient(by, g, rows(x), wants_bias ? &db : nullptr);
     else if (wants_bias)
       db = g.sum(0);
-    return {dx, dw, db, at::Tensor()};
+    return {dx, dw, db, at::Tensor(), at::Tensor()};
   }
 };
+
+// Whether a forward that is computed again ends with what this product saves.
+bool is_last(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
+  const bool has_graph = at::GradMode::is_enabled() &&
+                         (x.requires_grad() || w.requires_grad() || (b && b->requires_grad()));
+  return has_graph && ends_with(w.requires_grad() ? 2 : 1);
+}
 
 bool fits(const at::Tensor &x, const at::Tensor &w, const Optional &b) {
   return w.dim() == 2 && x.dim() >= 1 && x.size(-1) == w.size(1) &&
@@ -82,7 +90,8 @@ Address linear(Address x, Address w, Address bias, bool use_onednn) {
   const Optional b = bias == 0 ? Optional() : Optional(borrow(bias));
   if (!fits(borrow(x), borrow(w), b))
     return give(at::linear(borrow(x), borrow(w), b)); // reports what is wrong
-  return give(Linear::apply(borrow(x), borrow(w), b, use_onednn));
+  const bool nobody_reads = is_unread() || is_last(borrow(x), borrow(w), b);
+  return give(Linear::apply(borrow(x), borrow(w), b, use_onednn, nobody_reads));
 }
 
 } // namespace gpipe

@@ -12,6 +12,7 @@
 // libtorch asks its engine for default hooks, and only the engine of Python has any. An engine of
 // our own stands in front of whichever is there and passes everything on.
 #include "gpipe-bridge/src/ffi.rs.h"
+#include "hollow.h"
 #include "vjp.h"
 #include <ATen/core/grad_mode.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
@@ -136,7 +137,10 @@ struct Front : Engine {
   std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
     if (saving)
       return std::make_unique<Hooks>();
-    return behind.get_default_saved_variable_hooks();
+    // Hooks of the layer's own (a checkpoint within it) come first.
+    if (auto theirs = behind.get_default_saved_variable_hooks())
+      return theirs;
+    return hollow_hooks();
   }
 
   Engine &behind;
@@ -146,9 +150,11 @@ Engine *front = nullptr;
 
 Engine &get_front() { return *front; }
 
+} // namespace
+
 // Never undone: other threads may be in a call of the engine. It lives as long as the process, as
 // the engine behind it does.
-void install() {
+void stand_in_front() {
   static std::once_flag once;
   std::call_once(once, [] {
     front = new Front(Engine::get_default_engine());
@@ -156,14 +162,15 @@ void install() {
   });
 }
 
-// A storage without memory. Whoever asks for its address gets an error.
 c10::Storage nothing_on(c10::Device device) {
   c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device),
                        /*allocator=*/nullptr, /*resizable=*/false);
   nothing.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "its elements are offloaded: they are not back in memory yet");
+      "its elements are not in memory: they are offloaded, or not computed again yet");
   return nothing;
 }
+
+namespace {
 
 // All bytes of a storage, as a tensor.
 at::Tensor bytes_of(const c10::Storage &storage) {
@@ -194,7 +201,7 @@ bool is_ours(const std::vector<Alias> &aliases) {
 SavedTensors::SavedTensors(int32_t gpu)
     : impl(std::make_unique<Impl>(gpu < 0 ? c10::Device(c10::kCPU)
                                           : c10::Device(c10::kCUDA, c10::DeviceIndex(gpu)))) {
-  install();
+  stand_in_front();
 }
 SavedTensors::~SavedTensors() {
   if (saving == impl.get())

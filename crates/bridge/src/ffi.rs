@@ -122,6 +122,16 @@ pub(crate) mod bridged {
         unsafe fn bring_back(self: Pin<&mut SavedTensors>, blocks: &[usize]) -> Result<()>;
         unsafe fn root_of(output: usize) -> Result<usize>;
 
+        type HollowGraph;
+        fn new_hollow_graph() -> Result<UniquePtr<HollowGraph>>;
+        fn enter(self: &HollowGraph, fills: bool) -> Result<()>;
+        fn leave_hollow_graph();
+        fn empty(self: &HollowGraph);
+        unsafe fn empty_leaf(self: &HollowGraph, leaf: usize) -> Result<()>;
+        fn is_full(self: &HollowGraph) -> bool;
+        fn count(self: &HollowGraph) -> u64;
+        fn is_filled() -> bool;
+
         unsafe fn settled(tensor: usize) -> Result<usize>;
         unsafe fn concatenate(tensors: &[usize], axis: i64) -> Result<usize>;
 

@@ -13,6 +13,7 @@
 //! - [`custom`]: operations whose backward is Rust code
 //! - [`op_cache`]: outputs of products and convolutions, kept for re-materialization
 //! - [`offload`]: what autograd saves of a forward, taken out of memory and put back
+//! - [`hollow`]: a forward's graph without what autograd saved, and how it is filled again
 //! - [`loss`]: cross entropy with an in-place backward
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
@@ -29,7 +30,7 @@
 //!
 //! # Side channels
 //!
-//! Six thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
+//! Seven thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
 //! two ends and take no argument of ours:
 //!
 //! | what | set by | read by | why not an argument |
@@ -38,10 +39,11 @@
 //! | the last refusal | the allocator, when a cap refuses | [`memory::take_refusal`], when an operator failed | an allocator can only throw, and ATen turns that into text |
 //! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls these, and must not know whether it is recomputed |
 //! | the [`offload::SavedTensors`] that collects | [`offload::SavedTensors::around`], around a stage's forward | autograd's hooks, for each tensor that an operator saves | ATen saves tensors inside its operators |
+//! | the [`hollow::HollowGraph`] that records or is filled | [`hollow::HollowGraph`], around one layer's forward | autograd's hooks, for each tensor that an operator saves, and [`linear`] | ATen saves tensors inside its operators |
 //! | the [`ledger`] that counts | [`ledger::begin`], before an action | libtorch's dispatcher, at each operation | ATen runs operations inside its operators |
 //! | the [`random`] scopes | [`random::Scope`], around one layer's forward | libtorch's random operators, through a dispatch key | a layer's code calls these |
 //!
-//! All six belong to the thread of one device's stages. gpipe passes nothing else this way.
+//! All seven belong to the thread of one device's stages. gpipe passes nothing else this way.
 
 pub mod c10d;
 pub mod convolution;
@@ -51,6 +53,7 @@ pub mod device;
 mod ffi;
 pub mod fill;
 pub mod fused;
+pub mod hollow;
 pub mod images;
 #[cfg(test)]
 mod kernel_tests;

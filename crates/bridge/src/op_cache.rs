@@ -74,6 +74,18 @@ impl OpCache {
     }
 }
 
+impl OpCache {
+    /// [`replay`](Self::replay) for a forward that may end early: fewer products are no error.
+    ///
+    /// # Errors
+    /// This thread is already recording or replaying.
+    pub fn replay_part<T>(self, forward: impl FnOnce() -> T) -> Result<T> {
+        bridged::begin_replay(self.0)?;
+        let _forget = Forget;
+        Ok(forward())
+    }
+}
+
 /// Ends the range of [`unread`] when dropped.
 struct Read;
 

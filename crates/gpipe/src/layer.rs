@@ -40,9 +40,8 @@ use gpipe_bridge::{
     linear::{Kernels, linear},
     op_cache::unread,
 };
-use tch::{Kind, Tensor};
+use tch::Tensor;
 
-pub use crate::parameter::{Init, ParameterSpec};
 use crate::{
     adapter::Adapter,
     batch_norm::{BatchNorm, BatchStatistics, Normalising, batch_norm},
@@ -52,6 +51,10 @@ use crate::{
     rng::Random,
     spec::TensorSpec,
     tape::{Tape, Var},
+};
+pub use crate::{
+    infer::Infer,
+    parameter::{Init, ParameterSpec},
 };
 
 /// One layer of a sequence. It is shared between threads and holds no tensors.
@@ -134,6 +137,17 @@ pub trait Layer: Send + Sync + 'static {
         None
     }
 
+    /// Whether re-materialization may end the forward before its last operation. It does so in the
+    /// last layer of a stage or segment, once everything that the backward reads is there, as
+    /// PyTorch's checkpoints do (`early_stop`): the operation fails that would save the next
+    /// tensor. The default is no.
+    ///
+    /// Say yes if the forward returns errors of libtorch, as it does with the methods of tch that
+    /// begin with `f_`. Others panic, which is printed. Results are the same either way.
+    fn may_end_early(&self) -> bool {
+        false
+    }
+
     /// Records the forward from shapes alone and returns its outputs, so that
     /// [`estimate`](crate::estimate::estimate) knows what the layer holds. `None`: autograd is
     /// assumed to save nothing. The layer then keeps only its outputs for the backward, besides its
@@ -141,78 +155,6 @@ pub trait Layer: Send + Sync + 'static {
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {
         let _ = (tape, inputs);
         None
-    }
-}
-
-/// The context of [`Layer::infer`]: skips, inputs by name, and the dtype of the parameters.
-#[derive(Debug)]
-pub struct Infer {
-    kind: Kind,
-    /// The pipeline's inputs by name.
-    pub(crate) named: Vec<(String, TensorSpec)>,
-    /// Names that layers asked for.
-    pub(crate) asked: Vec<String>,
-    /// Skips stashed by earlier layers and not yet popped.
-    pub(crate) open: Vec<(String, TensorSpec)>,
-    pub(crate) stashed: Vec<String>,
-    pub(crate) popped: Vec<String>,
-}
-
-impl Infer {
-    pub(crate) fn new(kind: Kind) -> Self {
-        Self::with_open(kind, Vec::new())
-    }
-
-    /// A context in which the skips in `open` may be popped.
-    pub(crate) fn with_open(kind: Kind, open: Vec<(String, TensorSpec)>) -> Self {
-        let (named, asked) = (Vec::new(), Vec::new());
-        Self { kind, named, asked, open, stashed: Vec::new(), popped: Vec::new() }
-    }
-
-    /// The dtype of all parameters as layers see them. Only buffers stay in float32 (or float64).
-    pub fn parameter_kind(&self) -> Kind {
-        self.kind
-    }
-
-    /// Declares that the layer uses the pipeline's input `name`. Returns its shape and dtype;
-    /// `None` if the pipeline has no such input, or it is `None` in this call.
-    pub fn named(&mut self, name: &str) -> Option<TensorSpec> {
-        let (_, spec) = self.named.iter().find(|(own, _)| own == name)?;
-        if self.asked.iter().all(|own| own != name) {
-            self.asked.push(name.to_owned());
-        }
-        (!spec.is_none()).then(|| spec.clone())
-    }
-
-    /// Declares that the layer stashes a skip under `name`.
-    ///
-    /// # Errors
-    /// If `name` is stashed already and not yet popped.
-    pub fn stash(&mut self, name: &str, spec: TensorSpec) -> Result<(), LayerError> {
-        if self.open.iter().any(|(open, _)| open == name) {
-            return Err(LayerError::Shape(format!(
-                "skip '{name}' is stashed twice before it is popped: give each its own name"
-            )));
-        }
-        self.open.push((name.to_owned(), spec));
-        self.stashed.push(name.to_owned());
-        Ok(())
-    }
-
-    /// Declares that the layer pops the skip that an earlier layer stashed under `name`. Returns
-    /// the shape and dtype of the skip.
-    ///
-    /// # Errors
-    /// If nothing is stashed under `name`.
-    pub fn pop(&mut self, name: &str) -> Result<TensorSpec, LayerError> {
-        let Some(at) = self.open.iter().position(|(open, _)| open == name) else {
-            let open: Vec<_> = self.open.iter().map(|(name, _)| name.as_str()).collect();
-            return Err(LayerError::Shape(format!(
-                "no earlier layer stashes a skip '{name}'; stashed and not yet popped: {open:?}"
-            )));
-        };
-        self.popped.push(name.to_owned());
-        Ok(self.open.remove(at).1)
     }
 }
 

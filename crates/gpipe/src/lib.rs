@@ -61,6 +61,7 @@ mod function;
 #[cfg(feature = "fuzzing")]
 pub mod fuzzing;
 mod guard;
+mod infer;
 mod inspect;
 mod interrupt;
 pub mod layer;

@@ -188,6 +188,10 @@ impl Layer for Adapted {
         Some(inner + 2.0 * positions * elements as f64)
     }
 
+    fn may_end_early(&self) -> bool {
+        self.inner.may_end_early()
+    }
+
     fn unread(&self) -> Option<usize> {
         self.inner.unread()
     }

@@ -9,6 +9,7 @@ mod arguments;
 mod batch_norm;
 mod callers;
 mod common;
+mod early_end;
 mod errors;
 mod estimate;
 mod faults;

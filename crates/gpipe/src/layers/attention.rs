@@ -200,6 +200,10 @@ impl Layer for Attention {
         super::matrices(&self.parameters()).collect()
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn unread(&self) -> Option<usize> {
         Some(Self::LAST)
     }

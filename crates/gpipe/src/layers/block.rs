@@ -53,6 +53,10 @@ impl Layer for Block {
         super::matrices(&self.parameters()).collect()
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn unread(&self) -> Option<usize> {
         Some(Attention::PARAMETERS + Mlp::LAST)
     }

@@ -220,6 +220,10 @@ impl Layer for CrossAttention {
         super::matrices(&self.parameters()).collect()
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn unread(&self) -> Option<usize> {
         Some(Self::LAST)
     }

@@ -62,6 +62,10 @@ impl Layer for DecoderBlock {
         super::matrices(&self.parameters()).collect()
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn unread(&self) -> Option<usize> {
         Some(MLP + Mlp::LAST)
     }

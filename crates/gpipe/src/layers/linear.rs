@@ -62,6 +62,10 @@ impl Layer for Linear {
         true
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn unread(&self) -> Option<usize> {
         Some(0)
     }

@@ -146,6 +146,10 @@ impl Layer for LlamaBlock {
         super::matrices(&self.parameters()).filter(fits).collect()
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn unread(&self) -> Option<usize> {
         let (_, _, mlp) = self.places();
         match &self.mlp {

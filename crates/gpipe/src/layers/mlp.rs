@@ -144,6 +144,10 @@ impl Layer for Mlp {
         super::matrices(&self.parameters()).collect()
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn unread(&self) -> Option<usize> {
         Some(Self::LAST)
     }

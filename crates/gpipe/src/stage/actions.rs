@@ -18,7 +18,7 @@ use super::{
     feed::{Feed, Mode, Outcome},
     held::SavedActivations,
     in_operation,
-    layers::{ForwardOptions, GraphMode, SavedOps},
+    layers::{ForwardOptions, GraphMode, LastLayer, SavedOps},
     parameters::copy_to_cpu,
     recorder::{LayerBytes, ProfiledOp, Recorder, StageProfile},
     step::{ActiveStage, StepState},
@@ -320,7 +320,7 @@ impl ActiveStage<'_> {
                 run: GraphMode::Keep,
                 work: ProfiledOp::ForwardKept,
                 products: SavedOps::Compute,
-                is_read: true,
+                last: LastLayer::Read,
             };
             let ran = saving(&mut saved, || {
                 self.run_layers(layers, micro_batch, inputs, &mut skips, how)

@@ -10,7 +10,7 @@ use super::{
     StageResult,
     feed::Mode,
     held::{SavedActivations, SegmentStart},
-    layers::{ForwardOptions, GraphMode, SavedOps},
+    layers::{ForwardOptions, GraphMode, LastLayer, SavedOps},
     not_held,
     recorder::ProfiledOp,
     step::ActiveStage,
@@ -42,8 +42,17 @@ impl ActiveStage<'_> {
             }
             let products = if remembers { SavedOps::Keep(&mut made) } else { SavedOps::Compute };
             let work = ProfiledOp::Forward;
-            let how = ForwardOptions { run, work, products, is_read: true };
+            // A recomputation of the last layer feeds the loss, so it does not end early.
+            let feeds_loss = self.config.last && range.end == self.config.layers.len();
+            let last = match keep == Keep::Inputs && !feeds_loss {
+                true => LastLayer::Hollow,
+                false => LastLayer::Read,
+            };
+            let how = ForwardOptions { run, work, products, last };
             let ran = self.run_layers(range, micro_batch, values, skips, how)?;
+            if let Some(start) = starts.last_mut() {
+                start.last = ran.hollow;
+            }
             self.count_statistics(micro_batch, ran.statistics);
             values = ran.outputs;
         }
@@ -84,13 +93,17 @@ impl ActiveStage<'_> {
         };
         let mut skips = held.skips();
         // Batch norm statistics are not counted again: the first forward counted them.
-        let (layers, inputs) = (start.layers, start.inputs);
+        let SegmentStart { layers, inputs, last } = start;
         let work = ProfiledOp::Rematerialize;
         let mut made = held.take_products().into_iter();
         let products = if made.len() > 0 { SavedOps::Reuse(&mut made) } else { SavedOps::Compute };
         // The loss reads them. Anywhere else, the first forward has passed them on.
-        let is_read = last_segment && self.config.last;
-        let how = ForwardOptions { run: GraphMode::Keep, work, products, is_read };
+        let last = match last {
+            Some(hollow) => LastLayer::Fill(hollow),
+            None if last_segment && self.config.last => LastLayer::Read,
+            None => LastLayer::Unread,
+        };
+        let how = ForwardOptions { run: GraphMode::Keep, work, products, last };
         let ran = self.run_layers(layers, micro_batch, inputs, &mut skips, how)?;
         held.rematerialized(ran.islands);
         if last_segment {

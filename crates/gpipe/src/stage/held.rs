@@ -5,17 +5,19 @@ use std::{collections::HashMap, ops::Range};
 use gpipe_bridge::op_cache::OpCache;
 use tch::Tensor;
 
-use super::{island::Island, offload::Away};
+use super::{hollow::HollowIsland, island::Island, offload::Away};
 
 /// The start of a segment: its layers (positions within the stage) and their inputs.
 pub(super) struct SegmentStart {
     pub layers: Range<usize>,
     pub inputs: Vec<Tensor>,
+    /// The last layer's graph, if its recomputation may end early.
+    pub last: Option<HollowIsland>,
 }
 
 impl SegmentStart {
     pub(super) fn new(layers: Range<usize>, inputs: &[Tensor]) -> Self {
-        Self { layers, inputs: inputs.iter().map(Tensor::shallow_clone).collect() }
+        Self { layers, inputs: inputs.iter().map(Tensor::shallow_clone).collect(), last: None }
     }
 }
 

@@ -5,6 +5,7 @@
 //! them. Each layer's memory is also released as soon as its backward is done.
 
 use gpipe_bridge::{
+    hollow::HollowGraph,
     layout::settled,
     linear::Kernels,
     offload::root_of,
@@ -18,6 +19,7 @@ use super::{
     differentiable,
     feed::Slice,
     gradients::OrderedAccumulator,
+    hollow::HollowIsland,
     later::{Later, WeightGradients},
 };
 use crate::{
@@ -49,6 +51,8 @@ pub(super) struct LayerRun<'a> {
     pub kernels: Kernels,
     /// Whether anybody reads the outputs' values.
     pub is_read: bool,
+    /// Whether the graph stays for the recomputation, without what autograd saves.
+    pub is_hollow: bool,
 }
 
 /// The graph of a layer's forward: the leaves, and what was computed from them.
@@ -93,6 +97,8 @@ pub(super) struct Ran {
     pub stashed: Vec<(String, Tensor)>,
     /// The island, if the run had a graph.
     pub island: Option<Island>,
+    /// The island of a run that is hollow.
+    pub hollow: Option<HollowIsland>,
     /// The statistics of the layer's batch norms.
     pub statistics: Vec<BatchStatistics>,
     /// The layer's cache, while decoding.
@@ -126,18 +132,19 @@ impl LayerRun<'_> {
     ) -> Result<Ran, LayerError> {
         let grads = graph && self.input_grads;
         let inputs = if graph { leaves(&inputs, grads)? } else { inputs };
-        let pops: Vec<(usize, String, Tensor)> = pops
-            .into_iter()
-            .map(|(index, name, tensor)| Ok((index, name, leaf(&tensor, grads)?)))
-            .collect::<Result<_, LayerError>>()?;
+        let pops = self.popped(pops, grads)?;
         let mut ctx = self.context(&pops, cache);
         let popped = pops.iter().map(|(_, _, tensor)| tensor);
         let named = self.named.iter().map(|(_, tensor)| tensor);
         let given = Untouched::new(inputs.iter().chain(popped).chain(named))?;
         let weights = Untouched::new(self.parameters)?;
-        let ran = {
+        let mut forward = || {
             let _scope = ctx.random.enter()?;
             catching(|| self.layer.layer.forward(&mut ctx, &inputs))
+        };
+        let (ran, hollow) = match self.is_hollow {
+            true => HollowGraph::record(&mut forward).map(|(ran, graph)| (ran, Some(graph)))?,
+            false => (forward(), None),
         };
         if let Some(index) = weights.changed()? {
             let spec = self.layer.parameters.get(index);
@@ -174,13 +181,32 @@ impl LayerRun<'_> {
             stashed,
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
         });
-        Ok(Ran { outputs: passed_on, stashed: sent, island, statistics, cache, inspections })
+        let (island, hollow) = match (island, hollow) {
+            (Some(island), Some(graph)) => (None, Some(HollowIsland::new(island, graph)?)),
+            (island, _) => (island, None),
+        };
+        let (outputs, stashed) = (passed_on, sent);
+        Ok(Ran { outputs, stashed, island, hollow, statistics, cache, inspections })
     }
 }
 
 impl LayerRun<'_> {
+    /// The skips that the layer pops, as leaves.
+    pub(super) fn popped(
+        &self,
+        pops: Vec<(usize, String, Tensor)>,
+        grads: bool,
+    ) -> Result<Vec<(usize, String, Tensor)>, LayerError> {
+        let popped = |(index, name, tensor)| Ok((index, name, leaf(&tensor, grads)?));
+        pops.into_iter().map(popped).collect()
+    }
+
     /// What the layer's forward sees besides its inputs.
-    fn context(&self, pops: &[(usize, String, Tensor)], cache: Option<Cache>) -> Forward<'_> {
+    pub(super) fn context(
+        &self,
+        pops: &[(usize, String, Tensor)],
+        cache: Option<Cache>,
+    ) -> Forward<'_> {
         Forward {
             parameters: self.parameters,
             kernels: self.kernels,

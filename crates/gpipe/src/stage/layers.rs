@@ -11,6 +11,7 @@ use super::{
     StageResult,
     feed::Mode,
     feeding::Fed,
+    hollow::HollowIsland,
     in_operation,
     island::{Island, LayerRun},
     recorder::ProfiledOp,
@@ -30,6 +31,8 @@ use crate::{
 pub(super) struct RanLayers {
     pub(super) outputs: Vec<Tensor>,
     pub(super) islands: Vec<Island>,
+    /// The last layer's, for [`LastLayer::Hollow`].
+    pub(super) hollow: Option<HollowIsland>,
     /// Batch norm statistics, with the position of their layer.
     pub(super) statistics: Vec<(usize, BatchStatistics)>,
 }
@@ -79,6 +82,24 @@ impl SavedOps<'_> {
             },
         }
     }
+
+    /// The same for a forward that may end early, and then has fewer products.
+    fn around_part<T>(
+        &mut self,
+        layer: &str,
+        forward: impl FnOnce() -> StageResult<T>,
+    ) -> StageResult<T> {
+        match self {
+            SavedOps::Reuse(caches) => match caches.next() {
+                Some(cache) => cache.replay_part(forward).map_err(|source| StageError::Layer {
+                    layer: layer.to_owned(),
+                    source: source.into(),
+                })?,
+                None => forward(),
+            },
+            _ => self.around(layer, forward),
+        }
+    }
 }
 
 /// How layers run, and for which operation.
@@ -86,8 +107,20 @@ pub(super) struct ForwardOptions<'a> {
     pub(super) run: GraphMode,
     pub(super) work: ProfiledOp,
     pub(super) products: SavedOps<'a>,
-    /// Whether anybody reads the last layer's outputs.
-    pub(super) is_read: bool,
+    pub(super) last: LastLayer,
+}
+
+/// What the outputs of the last of several layers are for.
+pub(super) enum LastLayer {
+    /// Somebody reads them.
+    Read,
+    /// Nobody reads them.
+    Unread,
+    /// Somebody reads them, and the graph stays for [`Fill`](Self::Fill) if the layer may end
+    /// early.
+    Hollow,
+    /// Nobody reads them, and the layer ends when this is filled.
+    Fill(HollowIsland),
 }
 
 impl ActiveStage<'_> {
@@ -101,12 +134,18 @@ impl ActiveStage<'_> {
         skips: &mut HashMap<usize, Tensor>,
         how: ForwardOptions<'_>,
     ) -> StageResult<RanLayers> {
-        let ForwardOptions { run: how, work, mut products, is_read } = how;
+        let ForwardOptions { run: how, work, mut products, last } = how;
         let _no_grad = (how == GraphMode::Plain).then(tch::no_grad_guard);
         let mut values = inputs;
         let named = self.named_inputs(micro_batch)?;
         let (mut islands, mut statistics) = (Vec::new(), Vec::new());
-        let is_read = is_read || self.is_observed();
+        let is_read = matches!(last, LastLayer::Read | LastLayer::Hollow) || self.is_observed();
+        let stays = matches!(last, LastLayer::Hollow) && !self.is_observed();
+        let mut fill = match last {
+            LastLayer::Fill(hollow) => Some(hollow),
+            _ => None,
+        };
+        let mut hollow = None;
         for position in range.clone() {
             if self.is_in_rows(position) {
                 // It is computed with the losses.
@@ -116,7 +155,10 @@ impl ActiveStage<'_> {
                 continue;
             }
             let mut run = self.layer_run(position, micro_batch, &named);
-            run.is_read = is_read || position + 1 < range.end;
+            let is_last = position + 1 == range.end;
+            run.is_read = is_read || !is_last;
+            run.is_hollow =
+                stays && is_last && how == GraphMode::Discard && run.layer.layer.may_end_early();
             let pops = self.skips_popped_by(position);
             let pops = pops.filter_map(|(index, skip)| {
                 Some((index, skip.name.clone(), skips.get(&index)?.shallow_clone()))
@@ -125,6 +167,13 @@ impl ActiveStage<'_> {
             let shown = values.iter().map(Some);
             let since = self.before_layer(position, micro_batch, work, shown)?;
             let pops = pops.collect();
+            if let Some(own) = fill.take_if(|_| is_last) {
+                let fill = || run.fill(values, pops, own);
+                islands.push(products.around_part(&run.layer.name, fill)?);
+                self.after_layer(since, position, micro_batch, work, [])?;
+                values = Vec::new();
+                continue;
+            }
             let cache = self.take_cache(position, micro_batch)?;
             let forward = || run.forward(values, pops, cache, graph);
             let ran = products.around(&run.layer.name, forward)?;
@@ -134,6 +183,7 @@ impl ActiveStage<'_> {
                 let skip = self.skip_stashed_by(position, &name);
                 skips.extend(skip.map(|index| (index, tensor)));
             }
+            hollow = ran.hollow;
             islands.extend(ran.island.filter(|_| how == GraphMode::Keep));
             let shown = ran.outputs.iter().map(Some);
             self.after_layer(since, position, micro_batch, work, shown)?;
@@ -143,7 +193,7 @@ impl ActiveStage<'_> {
             statistics.extend(ran.statistics.into_iter().map(|seen| (position, seen)));
             values = ran.outputs;
         }
-        Ok(RanLayers { outputs: values, islands, statistics })
+        Ok(RanLayers { outputs: values, islands, hollow, statistics })
     }
 
     /// Takes what the layer kept in the decoding so far.
@@ -195,6 +245,7 @@ impl ActiveStage<'_> {
             kind: self.config.precision.compute,
             kernels: self.config.kernels,
             is_read: true,
+            is_hollow: false,
         }
     }
 

@@ -41,6 +41,7 @@ pub(crate) mod feed;
 mod feeding;
 pub(crate) mod gradients;
 mod held;
+mod hollow;
 mod island;
 mod later;
 mod layers;

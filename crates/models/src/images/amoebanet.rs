@@ -360,6 +360,10 @@ impl Layer for Cell {
         Ok(vec![TensorSpec::new(shape, previous.kind), previous.clone()])
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let (previous, earlier) = self.both(inputs)?;
         let mut values = vec![self.previous.forward(ctx, 0, previous)?];

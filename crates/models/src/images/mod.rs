@@ -60,6 +60,10 @@ impl Layer for ChainLayer {
         Ok(vec![self.chain.infer(gpipe::layer::only(inputs)?)?])
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         Ok(vec![self.chain.forward(ctx, 0, gpipe::layer::only(inputs)?)?])
     }

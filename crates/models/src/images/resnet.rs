@@ -157,6 +157,10 @@ impl Layer for ResidualOut {
         }
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let skipped = ctx.pop(&self.skip)?;
         let own = self.chain.forward(ctx, 0, only(inputs)?)?;

@@ -134,6 +134,10 @@ impl Layer for Join {
         Ok(vec![own])
     }
 
+    fn may_end_early(&self) -> bool {
+        true
+    }
+
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let skipped = ctx.pop(&self.skip)?;
         let own = Step::Upsample.forward(ctx, 0, only(inputs)?)?;

@@ -1,0 +1,135 @@
+"""Re-materialization of modules: where it ends, and what it leaves as it was."""
+
+import collections
+
+import pytest
+import torch
+from common import batch
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+import gpipe
+
+
+# Layers run copies of modules, so what they count is kept here: by the layer's name.
+ENDED = collections.Counter()
+LAST = {}
+
+
+class Tail(nn.Module):
+    """Ends with work that no backward reads."""
+
+    def __init__(self, name):
+        super().__init__()
+        self.linear, self.drop, self.name = nn.Linear(6, 6), nn.Dropout(0.3), name
+
+    def forward(self, x):
+        y = self.drop(torch.tanh(self.linear(x))) + x
+        ENDED[self.name] += 1
+        LAST[self.name] = y.detach().mean()
+        return -y
+
+
+class Hides(torch.autograd.Function):
+    """Keeps a value for the backward without saving it, as it should not, but as many do."""
+
+    @staticmethod
+    def forward(ctx, x):
+        ctx.kept = torch.cos(x)
+        return torch.sin(x)
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad * ctx.kept
+
+
+class Hidden(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return Hides.apply(self.linear(x))
+
+
+class Hooked(nn.Module):
+    """A hook reads what is computed after the last saved tensor."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        y = self.linear(x)
+        scale = (y.detach() + 2).clone()
+        y.register_hook(lambda grad: grad * scale)
+        return y + 1
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, reentrant):
+        super().__init__()
+        self.inner, self.reentrant = nn.Sequential(nn.Linear(6, 6), nn.Tanh()), reentrant
+
+    def forward(self, x):
+        return checkpoint(self.inner, x, use_reentrant=self.reentrant) + x
+
+
+class Swallows(nn.Module):
+    """Catches every exception, and goes on with something else."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        try:
+            return torch.exp(-self.linear(x)) + x
+        except RuntimeError:
+            return x
+
+
+def gradients(layer, remat, **settings):
+    torch.manual_seed(3)
+    layers = [layer(name) if layer is Tail else layer() for name in "ab"]
+    own = nn.Sequential(nn.Linear(6, 6), *layers, nn.Linear(6, 3))
+    x, y = batch()[0], torch.ones(len(batch()[0]), 3)
+    optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
+    with gpipe.Pipeline(
+        own, x, micro_batches=2, remat=remat, loss=nn.MSELoss(), optimizer=optimizer, **settings
+    ) as pipe:
+        losses = [pipe.train_step(x, y).loss for _ in range(3)]
+    return own, losses
+
+
+def test_a_recomputation_ends_where_no_backward_reads_further():
+    # The first of the stage's last two layers feeds the other, so it is computed again as a whole.
+    for balance, again in (([3, 1], [2, 1]), ([2, 1, 1], [1, 1])):
+        settings = dict(stages=len(balance), balance=balance)
+        ENDED.clear()
+        kept, losses = gradients(Tail, "never", **settings)
+        once, last = ENDED.copy(), LAST["b"]
+        ENDED.clear()
+        own, again_losses = gradients(Tail, "always", **settings)
+        assert again_losses == losses
+        for one, other in zip(own.parameters(), kept.parameters()):
+            assert torch.equal(one, other)
+        more = [ENDED[name] - once[name] for name in "ab"]
+        assert more == [6 * (times - 1) for times in again]  # two micro-batches, three steps
+        # What a module tells others is of its whole forward.
+        assert torch.equal(LAST["b"], last)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [Hidden, Hooked, lambda: Checkpointed(True), lambda: Checkpointed(False), Swallows],
+    ids=["hidden", "hooked", "reentrant", "checkpointed", "swallows"],
+)
+@pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
+def test_unusual_modules_have_the_bits_of_a_run_that_keeps(layer, schedule):
+    kept, losses = gradients(layer, "never", stages=2, balance=[3, 1], schedule=schedule)
+    for remat in ("always", "selective"):
+        own, again = gradients(layer, remat, stages=2, balance=[3, 1], schedule=schedule)
+        assert again == losses, remat
+        for one, other in zip(own.parameters(), kept.parameters()):
+            assert torch.equal(one, other), remat
