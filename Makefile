@@ -22,7 +22,7 @@ train: build ## Train a small transformer on real text with two stages
 	$(CARGO) fetch --locked --manifest-path configs/text/Cargo.toml
 	./target/release/gpipe train configs/small.toml $(ARGS)
 
-test: setup ## All checks and tests (about 50 minutes on two cores)
+test: setup ## All checks and tests (an hour on two cores)
 	$(CARGO) xtask ci
 
 simulated-gpu: setup ## All suites on simulated GPUs, whose every wait is checked, and the library for gpipe (three quarters of an hour on two cores)

@@ -93,7 +93,7 @@ class Network:
     size: int
     samples: int
     # Of Pipeline-1's parameters over Naive-1's: the paper's figure.
-    asked: float
+    target: float
     variants: list
 
 
@@ -108,7 +108,7 @@ NETWORKS = {
         sample="images of 3 x 64 x 64",
         size=68,
         samples=64,
-        asked=3.9,
+        target=3.9,
         variants=AMOEBA,
     ),
     "transformer": Network(
@@ -121,7 +121,7 @@ NETWORKS = {
         sample="texts of 128 tokens",
         size=3,
         samples=32,
-        asked=2.7,
+        target=2.7,
         variants=TRANSFORMER,
     ),
 }
@@ -291,19 +291,19 @@ def rows(found):
     """variant -> cells that the report and RESULTS.md share."""
     by_variant = {}
     for variant, line in found.largest.items():
-        asked = found.network.asked if variant == found.best_always() else ""
+        target = found.network.target if variant == found.best_always() else ""
         verdict = ""
-        if asked:
-            verdict = "as asked" if found.ratio(variant) >= asked else "**below what is asked**"
+        if target:
+            verdict = "target met" if found.ratio(variant) >= target else "**below target**"
         plain = " (plain)" if variant == found.plainly else ""
         size = f"{found.network.letter} = {line['size']}"
         millions = f"{line['parameters'] / 1e6:.2f}"
         ratio = f"{found.ratio(variant):.2f}"
-        by_variant[variant] = [f"`{name(variant)}`{plain}", size, millions, ratio, asked, verdict]
+        by_variant[variant] = [f"`{name(variant)}`{plain}", size, millions, ratio, target, verdict]
     return by_variant
 
 
-HEADER = ["variant", "largest", "parameters, millions", "over plain", "asked", "verdict"]
+HEADER = ["variant", "largest", "parameters, millions", "over plain", "target", "verdict"]
 
 
 def table(found):
@@ -348,7 +348,7 @@ def report(folder):
             " pipeline was built. What it has above parameters and activations is not seen by the"
             f" allocator's cap. Steps at {network.letter} = {of['size']} are without the cap, the"
             f" median of {of['rounds']}. The step at the largest size is one, under the cap."
-            " `segments:N` recomputes a stage in N parts. What is asked is the paper's ratio, of"
+            " `segments:N` recomputes a stage in N parts. The target is the paper's ratio, of"
             " the best variant that recomputes everything at once (`always`)."
         ),
         "",
@@ -375,8 +375,8 @@ def summary(parts):
     text = (
         "The largest network whose training step stays under a cap in bytes, on one device. The cap"
         " is what a plain step (one micro-batch, nothing recomputed) of a small network needs. A"
-        " variant is the number of micro-batches, the schedule and what is recomputed. Asked is the"
-        " ratio of the GPipe paper, of the best variant that recomputes everything."
+        " variant is the number of micro-batches, the schedule and what is recomputed. The"
+        " target is the ratio of the GPipe paper, of the best variant that recomputes everything."
     )
     return [*paragraph(text), "", *of_table(["network", "cap, MiB", *HEADER], shown), ""]
 

@@ -140,7 +140,7 @@ def memory(pyplot, found, path):
     figure, axes = pyplot.subplots(figsize=(6, 0.28 * len(names) + 1))
     colours = [THEIRS if variant == found.plainly else OURS for variant in variants]
     axes.barh(names, [found.ratio(variant) for variant in variants], color=colours)
-    axes.axvline(found.network.asked, color="#d0453e", linewidth=1)
+    axes.axvline(found.network.target, color="#d0453e", linewidth=1)
     axes.set_title(found.network.title, fontsize=9)
-    axes.set_xlabel(f"parameters over the plain step's (line: {found.network.asked}, the paper's)")
+    axes.set_xlabel(f"parameters over the plain step's (line: {found.network.target}, the paper's)")
     save(pyplot, figure, path)

@@ -65,11 +65,11 @@ KEEPING, DISCARDING = "never", "always"
 # The planner's own choice of everything.
 FREE = ("any", "any", "any")
 COMMAND_LIMIT_S, IN_TURN_LIMIT_S = 1800, 7200
-# How far a prediction may be off, as asked.
+# How far a prediction may be off.
 NEAR = (0.95, 1.05)
 WHAT = (
     "A plan predicts a step's time and each stage's peak bytes from a profile, before the step is"
-    " run. K = 2 stages, several M (micro-batches), GPipe's schedule and 1F1B. Asked is a"
+    " run. K = 2 stages, several M (micro-batches), GPipe's schedule and 1F1B. The target is a"
     " prediction within 5%. *In turn* a profile of one step and a step of another pipeline"
     " alternate in one process. *In rounds* the commands profile, plan and train, each in a"
     " process of its own."
@@ -300,7 +300,7 @@ def summary(parts):
         way = "in turn" if "pairs" in raw else "in rounds"
         row = [f"`{raw['workload']}`", way, len(found), near, bytes_]
         row += [f"{min(medians):.3f}", f"{max(medians):.3f}"]
-        rows.append([*row, "as asked" if near == len(found) else "**below what is asked**"])
+        rows.append([*row, "target met" if near == len(found) else "**below target**"])
     header = ["workload", "measured", "configurations", "steps within 5%", "bytes within 5%"]
     header += ["lowest predicted / measured", "highest", "verdict"]
     return [*paragraph(WHAT), "", *of_table(header, rows), ""]
@@ -309,8 +309,8 @@ def summary(parts):
 def in_turn(options):
     """Pairs of a profile and a step, in one process."""
     rounds.build("prediction")
-    pairs, asked = options.pairs or PAIRS[options.workload], PAIRS[options.workload]
-    partial = folders.reasons((pairs < asked, f"{pairs} pairs, not {asked}"))
+    pairs, whole = options.pairs or PAIRS[options.workload], PAIRS[options.workload]
+    partial = folders.reasons((pairs < whole, f"{pairs} pairs, not {whole}"))
     name = f"prediction-in-turn-{options.workload}"
     with folders.run(name, report, partial, options.out) as folder:
         command = [rounds.driver("prediction"), f"workload={options.workload}", f"pairs={pairs}"]

@@ -88,7 +88,7 @@ def compared(results):
         for one in steps.looked(COMPARISONS, WORKLOAD, results)
     ]
     header = ["gpipe", "its step, ms", "against", "its step, ms", "speed", "interval"]
-    return of_table([*header, "asked", "verdict"], rows)
+    return of_table([*header, "target", "verdict"], rows)
 
 
 def report_rounds(folder):

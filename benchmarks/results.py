@@ -35,7 +35,7 @@ import simulated
 import steps
 import tuning
 from figures import ROOT, bounds, median, of_table, paragraph
-from targets import AHEAD, BEHIND, EVEN
+from targets import side
 
 BEGIN, END = "<!-- measured: begin -->", "<!-- measured: end -->"
 # The machine whose figures the README has.
@@ -114,11 +114,12 @@ their matrix products, and virtual machines in how much their neighbours disturb
   `aten` means PyTorch's kernels.
 - Peers: `torch` is plain PyTorch, `pipelining` is torch.distributed.pipelining, `torchgpipe` is
   torchgpipe. `checkpoint` means that they recompute.
-- Speed-up is the peer's step over gpipe's: above 1 gpipe is faster. Ratios are paired within a
-  round. An interval has their median in at least 95% of all cases. Of fewer than six
-  rounds it is the least and the most.
-- *Asked* is the target. A row in which gpipe is slower is marked **behind**. *Ahead* without
-  *as asked*: there was no target, or not every peer was in the run.
+- Speed-up is the peer's step divided by gpipe's: above 1 gpipe is faster. Ratios are paired within
+  a round. The interval is that of the median, at 95%. With fewer than six rounds it is the least
+  and the most.
+- *Ahead* and **behind** mean that the whole interval is on that side of 1, *even* that it contains
+  1. The project set itself the targets; the comparison of the largest networks has the paper's.
+  A verdict without a target has none, or lacks a peer.
 """
 
 
@@ -240,12 +241,6 @@ def best(module, folder, ours, against):
     return max(every, key=lambda one: one.speed)
 
 
-def verdict(speeds):
-    """Ahead or behind where all of the interval is; even where it contains 1."""
-    low, high = bounds(speeds)
-    return BEHIND if high < 1 else AHEAD if low > 1 else EVEN
-
-
 def micro_batches(name):
     """M in the name of a configuration."""
     return next(word[2:] for word in name.split() if word.startswith("M="))
@@ -272,20 +267,21 @@ def readme_table(found):
         words = words.format(m=micro_batches(one.ours))
         row = [NETWORKS[module.WORKLOAD.name], words, in_words(one.other)]
         numbers = [f"{number:.2f}" for number in [one.speed, *bounds(one.speeds)]]
-        rows.append([*row, *numbers, verdict(one.speeds)])
+        rows.append([*row, *numbers, side(one.speeds)])
     rounds = len(steps.read(parts["gpt"])["canary_ms"])
     spread = ["lowest", "highest"] if rounds < 6 else ["from", "to"]
     header = ["network", "gpipe", "peer", "speed-up", *spread, ""]
     among = "the lowest and the highest speed-up" if rounds < 6 else "*from* and *to*"
     outrun = ""
     if is_outrun(amoeba, parts["amoeba"]):
-        outrun = " For AmoebaNet, plain PyTorch is faster than every gpipe run."
+        outrun = " For AmoebaNet, plain PyTorch is faster than every gpipe run of these two stages."
     text = (
-        f"A training step in float32 on an {told.machine.title()}: two stages, a core each."
+        f"A training step in float32 on an {told.machine.title()}: two stages of the Rust engine, a core each"
+        " ([the Python package](docs/guides/python.md#speed))."
         " Speed-up is the peer's step time divided by gpipe's: the median of"
         f" {rounds} rounds. The peer is the fastest of plain PyTorch, torch.distributed.pipelining"
-        f" and torchgpipe, recomputing where gpipe does.{outrun} AmoebaNet's first two rows leave"
-        f" PyTorch out, the last shows it. *Even* means that 1 lies between {among}."
+        f" and torchgpipe. It recomputes if gpipe does. In the first two rows of AmoebaNet, plain"
+        f" PyTorch is not among the peers.{outrun} *Even* means that 1 lies between {among}."
     )
     return [BEGIN, "", *paragraph(text), "", *of_table(header, rows), "", END]
 

@@ -6,7 +6,7 @@ import plots
 from figures import bounds, bullet, median, of_table, paragraph, with_interval, with_range
 from folders import heading
 from rounds import drift
-from targets import AS_ASKED, BELOW, is_simulated, simulated
+from targets import BELOW, MET, is_simulated, simulated
 
 # Of a device's step, in the order in which they are shown (docs/concepts/bubble.md).
 PARTS = [
@@ -62,7 +62,7 @@ def against_peers(module, results, brief=False):
         for one in looked(module.PEERS, module.WORKLOAD, results, brief)
     ]
     header = ["gpipe", "its step, ms", "against", "the fastest of them", "its step, ms"]
-    return of_table([*header, "speed-up", "interval", "asked", "verdict"], rows) if rows else []
+    return of_table([*header, "speed-up", "interval", "target", "verdict"], rows) if rows else []
 
 
 def on_one_device(module, results, brief=False):
@@ -70,11 +70,11 @@ def on_one_device(module, results, brief=False):
     for one in looked(module.ALONE, module.WORKLOAD, results, brief):
         kept = "" if one.kept is None else f"{100 * one.kept:.0f}"
         *cells, _ = one.cells()
-        verdict = "" if one.asked is None else AS_ASKED if one.speed >= one.asked else BELOW
+        verdict = "" if one.target is None else MET if one.speed >= one.target else BELOW
         names = [f"`{one.ours}`", f"{one.ours_ms:.0f}", f"`{one.other}`", f"{one.other_ms:.0f}"]
         rows.append([*names, kept, *cells, verdict])
-    header = ["recomputing", "its step, ms", "beside", "its step, ms", "activations, %"]
-    return of_table([*header, "speed", "interval", "asked", "verdict"], rows) if rows else []
+    header = ["recomputing", "its step, ms", "compared with", "its step, ms", "activations, %"]
+    return of_table([*header, "speed", "interval", "target", "verdict"], rows) if rows else []
 
 
 def lowest_efficiency(module, results):
@@ -87,7 +87,7 @@ def lowest_efficiency(module, results):
     return paragraph(
         "The simulator has the costs of one step and predicts the next. The simulated step over the"
         f" measured one is lowest, of {count} configurations, for `{name}`: {median(ratios):.3f}"
-        f" ({low:.3f} .. {high:.3f}). Asked is {module.EFFICIENCY.at_least}."
+        f" ({low:.3f} .. {high:.3f}). The target is {module.EFFICIENCY.at_least}."
     )
 
 

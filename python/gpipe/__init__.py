@@ -15,7 +15,7 @@
 
 Importing it replaces PyTorch's CPU allocator by one that counts memory by stage, and `F.dropout`,
 `F.scaled_dot_product_attention` and `torch.utils.checkpoint.checkpoint` by functions that do the
-same outside of layers. See the guide "From PyTorch in five minutes".
+same outside of layers. See the guide "From PyTorch".
 """
 
 from . import _simulated
