@@ -62,17 +62,18 @@ class Hooked(nn.Module):
     def forward(self, x):
         y = self.linear(x)
         scale = (y.detach() + 2).clone()
-        y.register_hook(lambda grad: grad * scale)
+        if y.requires_grad:  # not where shapes are inferred
+            y.register_hook(lambda grad: grad * scale)
         return y + 1
 
 
 class Checkpointed(nn.Module):
-    def __init__(self, reentrant):
+    def __init__(self):
         super().__init__()
-        self.inner, self.reentrant = nn.Sequential(nn.Linear(6, 6), nn.Tanh()), reentrant
+        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
 
     def forward(self, x):
-        return checkpoint(self.inner, x, use_reentrant=self.reentrant) + x
+        return checkpoint(self.inner, x, use_reentrant=False) + x
 
 
 class Swallows(nn.Module):
@@ -122,8 +123,8 @@ def test_a_recomputation_ends_where_no_backward_reads_further():
 
 @pytest.mark.parametrize(
     "layer",
-    [Hidden, Hooked, lambda: Checkpointed(True), lambda: Checkpointed(False), Swallows],
-    ids=["hidden", "hooked", "reentrant", "checkpointed", "swallows"],
+    [Hidden, Hooked, Checkpointed, Swallows],
+    ids=["hidden", "hooked", "checkpointed", "swallows"],
 )
 @pytest.mark.parametrize("schedule", ["1f1b", "zb-h1"])
 def test_unusual_modules_have_the_bits_of_a_run_that_keeps(layer, schedule):
