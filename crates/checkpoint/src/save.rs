@@ -52,7 +52,8 @@ type Received = std::result::Result<Result<Saved>, bool>;
 /// What a checkpoint records about its run, besides the pipeline's state.
 #[derive(Debug, Clone, Default)]
 pub struct RunInfo {
-    /// The run's position in its data.
+    /// The run's position in its data. The default is unknown; the checkpoint is then named after
+    /// the pipeline's steps.
     pub progress: TrainPosition,
     /// The best evaluation so far.
     pub best: Option<Best>,
@@ -164,7 +165,10 @@ impl Checkpoints {
     /// error is returned but this one is started. The exception is [`CheckpointError::Late`]: this
     /// checkpoint is not started, because two writers would share a folder and hold two copies of
     /// the state.
-    pub fn save(&mut self, pipeline: &mut Pipeline, info: RunInfo) -> Result<Option<Saved>> {
+    pub fn save(&mut self, pipeline: &mut Pipeline, mut info: RunInfo) -> Result<Option<Saved>> {
+        if info.progress == TrainPosition::default() {
+            info.progress.batches = pipeline.steps();
+        }
         let late = self.writing.as_ref().is_some_and(|writing| writing.late);
         let before = self.wait_for(if late { Duration::ZERO } else { self.settings.deadline });
         let start = Instant::now();

@@ -296,3 +296,17 @@ fn regression_a_folder_that_is_gone_or_another_is_not_written_to() {
     checkpoints.wait().unwrap();
     assert_eq!(newest(&folder), Some(4));
 }
+
+/// Every checkpoint had the number 0, so each replaced the one before, whatever `keep` said.
+#[test]
+fn regression_without_a_position_checkpoints_are_named_after_the_steps() {
+    let mut run = Run::new();
+    for _ in 0..3 {
+        save(run.folder.path(), keep(2), &mut run.pipeline, RunInfo::default());
+        common::step(&mut run.pipeline);
+    }
+    let steps = run.pipeline.steps();
+    let mut expected = vec!["latest".to_owned()];
+    expected.extend([steps - 2, steps - 1].map(folder::name));
+    assert_eq!(names(run.path()), expected);
+}

@@ -6,15 +6,16 @@ use gpipe::{LORA_A, Pipeline};
 use gpipe_checkpoint::{
     TensorSet, fit::Fit, names::NameMap, tensor_file::TensorFile, weights::Facts,
 };
+use tch::Kind;
 
 use crate::{
     CliError,
     args::TrainArguments,
-    config::Config,
+    config::{Config, Dtype},
     facts,
     files::read_bounded,
     model_folder::{self, ModelFolder},
-    output::say,
+    output::{prose, say},
     run_folder::{WEIGHTS, checkpoint_in},
     setup,
     task::Vocabulary,
@@ -31,7 +32,7 @@ pub(crate) struct Init {
     /// Properties of their model that shapes do not determine.
     said: Facts,
     /// How the weights of a model's folder fit.
-    fit: Option<Fit>,
+    pub fit: Option<Fit>,
     /// Path of the weights.
     pub from: PathBuf,
     /// The tokens or classes of the weights, if known.
@@ -49,8 +50,10 @@ pub(crate) fn load(
     reinit: &[&str],
 ) -> Result<(), CliError> {
     let Init { mut file, said, fit: of_folder, .. } = init;
+    let note = rounding(&file, config);
     if let Some(fit) = of_folder {
         setup::read_weights(pipeline, &fit, &mut file)?;
+        note.into_iter().for_each(|note| prose!("{note}"));
         say!("weights of {}:\n{fit}", file.path().display());
         return Ok(());
     }
@@ -73,8 +76,26 @@ pub(crate) fn load(
         )));
     }
     setup::read_weights(pipeline, &fit, &mut file)?;
+    note.into_iter().for_each(|note| prose!("{note}"));
     say!("weights of {}:\n{fit}", file.path().display());
     Ok(())
+}
+
+/// Says that the frozen weights of adapters lose digits, if they do.
+fn rounding(file: &TensorSet, config: &Config) -> Option<String> {
+    let dtype = config.pipeline.dtype;
+    let is_wide = |kind| matches!(kind, Some(Kind::Float | Kind::Double));
+    let is_narrow = matches!(dtype, Dtype::BFloat16 | Dtype::Float16);
+    let rounds = config.lora.rank != 0
+        && is_narrow
+        && file.entries().any(|entry| is_wide(entry.kind) && !entry.name.ends_with(LORA_A));
+    rounds.then(|| {
+        format!(
+            "{}: its frozen weights are rounded to {dtype}, also in what is exported; \
+            --dtype float32 keeps them",
+            file.path().display()
+        )
+    })
 }
 
 /// Opens a safetensors file and the vocabulary beside it. For a run, these are its weights or those

@@ -42,9 +42,12 @@ impl ModelFolder {
             return refuse("there is no such folder: correct the path");
         }
         if path.join("config.toml").is_file() || path.join("manifest.json").is_file() {
-            return refuse(
-                "it is a run of gpipe: --init takes its weights, --resume goes on with it",
-            );
+            let run = path.display();
+            return refuse(&format!(
+                "it is a run of gpipe: `gpipe train --resume {run}` goes on with it, `gpipe train \
+                {run}/config.toml --init {run} --out NEW` begins a run with its weights, and \
+                `gpipe export {run} --to FOLDER` makes a folder for --from"
+            ));
         }
         let file = path.join(CONFIG);
         if !path.is_dir() || !file.is_file() {

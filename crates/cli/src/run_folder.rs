@@ -227,6 +227,22 @@ impl RunFolder {
         Ok(pipeline)
     }
 
+    /// The weights, which are those of the configured model, and the path of the configuration.
+    pub(crate) fn check_weights(&self) -> Result<(TensorSet, PathBuf), CliError> {
+        let (mut weights, config) = self.weights()?;
+        if let Source::Folder(_) = self.source {
+            model_folder::fit(&mut weights, &self.config.network()?)?;
+        } else {
+            let model = task::model(&self.config, self.vocabulary.size())?;
+            let fit = Fit::new(&model.parameters(), &weights, &NameMap::identity())?;
+            if let Some(reason) = misfit(&fit) {
+                let weights = weights.path().to_owned();
+                return Err(RunFolderError::Mismatch { weights, config, reason }.into());
+            }
+        }
+        Ok((weights, config))
+    }
+
     /// The weights, to be read one tensor at a time, and the path of the configuration.
     pub(crate) fn weights(&self) -> Result<(TensorSet, PathBuf), CliError> {
         match &self.source {

@@ -1,6 +1,6 @@
 //! Builds a pipeline from a configuration, and reads weights into it.
 
-use std::{collections::HashMap, time::Duration};
+use std::{collections::HashMap, path::Path, time::Duration};
 
 use gpipe::{
     Adafactor, Adam, Decay, Group, Kernels, LearningRate, Moments, Pipeline, PipelineBuilder,
@@ -149,10 +149,32 @@ pub(crate) fn read_weights(
     let kind = |name: &str| kinds.get(name).copied().unwrap_or(tch::Kind::Float);
     let here = pipeline.parameters_here();
     let is_here = |name: &str| here.contains(name);
+    let path = file.path().to_owned();
     for loaded in fit.read(file, kind, is_here)? {
-        pipeline.set_parameters(&[loaded?])?;
+        let (name, tensor) = loaded?;
+        check_finite(&path, &name, &tensor)?;
+        pipeline.set_parameters(&[(name, tensor)])?;
     }
     Ok(())
+}
+
+/// Refuses a tensor of weights that no training or generation could use.
+fn check_finite(path: &Path, name: &str, tensor: &tch::Tensor) -> Result<(), CliError> {
+    let _no_grad = tch::no_grad_guard();
+    let count = || -> Result<i64, tch::TchError> {
+        let finite = tensor.f_isfinite()?.f_sum(tch::Kind::Int64)?;
+        Ok(tensor.numel() as i64 - finite.f_int64_value(&[])?)
+    };
+    // A tensor that cannot be counted fails where it is used.
+    match count() {
+        Ok(0) | Err(_) => Ok(()),
+        Ok(bad) => Err(CliError::Usage(format!(
+            "{}: {bad} of the {} elements of {name} are NaN or infinite: the file is damaged, or \
+            its training diverged: take an earlier checkpoint or other weights",
+            path.display(),
+            tensor.numel()
+        ))),
+    }
 }
 
 fn with_optimizer(builder: PipelineBuilder, optimizer: &OptimizerConfig) -> PipelineBuilder {

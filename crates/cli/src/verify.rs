@@ -4,7 +4,10 @@
 //! With several processes, each process computes the reference alone and compares the tensors of
 //! its stages with it. The verdict covers all processes.
 
-use std::collections::{BTreeSet, HashMap};
+use std::{
+    collections::{BTreeSet, HashMap},
+    path::Path,
+};
 
 use gpipe::{Pipeline, RematPolicies, StepReport};
 use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
@@ -19,6 +22,7 @@ use crate::{
     config::Config,
     demand,
     files::io,
+    initial_weights::{self, Init},
     output::{prose, say},
     processes::{self, Processes},
     setup,
@@ -51,6 +55,10 @@ impl Variant {
         config
     }
 }
+
+/// What all variants are given: the data, the processes, and the folder whose weights they begin
+/// with.
+type Given<'a> = (&'a dyn Task, &'a Processes, Option<&'a Path>);
 
 /// The values that a run computed, in order. With several processes, these are the values of this
 /// process's stages.
@@ -120,13 +128,14 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     };
     let widths = [width(|own| own.schedule.to_string()), width(|own| own.remat.to_string())];
     say!("ms: while two or more threads worked at once, of all");
+    let from = arguments.config.from.as_deref();
     let mut reference = None;
     let mut differs = false;
     let mut before: Option<&Variant> = None;
     for variant in &variants {
         // The reference is not interrupted.
         let first = before.replace(variant).filter(|_| arguments.resume);
-        let found = train(&config, first, variant, (task, processes))?;
+        let found = train(&config, first, variant, (task, processes, from))?;
         let verdict = match &reference {
             None => "reference".to_owned(),
             Some(expected) => match first_difference(expected, &found, variant, processes)? {
@@ -205,7 +214,7 @@ fn variants(
 fn build(
     config: &Config,
     variant: &Variant,
-    (task, processes): (&dyn Task, &Processes),
+    (task, processes, from): Given<'_>,
 ) -> Result<Pipeline, CliError> {
     let config = variant.of(config);
     let model = task::model(&config, task.vocabulary().size())?;
@@ -214,7 +223,13 @@ fn build(
         true => setup::pipeline_among(&config, model, processes)?,
         false => setup::pipeline(&config, model)?,
     };
-    Ok(builder.keep_gradients().build()?)
+    let mut pipeline = builder.keep_gradients().build()?;
+    if let Some(folder) = from {
+        let Init { mut file, fit, .. } = initial_weights::open_folder(folder)?;
+        let fit = fit.ok_or_else(|| CliError::Usage("a folder without weights".into()))?;
+        setup::read_weights(&mut pipeline, &fit, &mut file)?;
+    }
+    Ok(pipeline)
 }
 
 /// Trains as `variant`. If `first` is given, the first half of the steps runs as `first`.
@@ -222,14 +237,15 @@ fn train(
     config: &Config,
     first: Option<&Variant>,
     variant: &Variant,
-    (task, processes): (&dyn Task, &Processes),
+    (task, processes, from): Given<'_>,
 ) -> Result<Computed, CliError> {
-    let mut pipeline = build(config, first.unwrap_or(variant), (task, processes))?;
+    let given = (task, processes, from);
+    let mut pipeline = build(config, first.unwrap_or(variant), given)?;
     let make = task.training(0, 0, task::ALL)?;
     let mut result = Computed { tensors: Vec::new(), reports: Vec::new() };
     for step in 0..config.train.steps {
         if let Some(first) = first.filter(|_| step == config.train.steps / 2) {
-            let resumed = build(config, variant, (task, processes))?;
+            let resumed = build(config, variant, given)?;
             pipeline = through_files(pipeline, resumed, first.among.then_some(processes))?;
         }
         let Batch { inputs, targets, .. } = task::made(&make, step)?;

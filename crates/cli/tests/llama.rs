@@ -51,6 +51,44 @@ fn transparency_of_a_llamas_life() {
     folder.succeeds(&["eval", "two"]);
     folder.succeeds(&["train", "--resume", "two", "--steps", "6"]);
 
+    // Weights that nothing can compute with are refused before work begins, by all who read them.
+    folder.succeeds(&["export", "two", "--to", "hf"]);
+    let (from, weights) =
+        (["--from", "hf", "--text", "text.txt"], folder.path("hf/model.safetensors"));
+    folder.succeeds(&[&["verify"][..], &from, &["--steps", "1"]].concat());
+    let whole = fs::read(&weights).unwrap();
+    let tensors = tch::Tensor::read_safetensors(&weights).unwrap();
+    let _ = tensors[0].1.view(-1).get(0).fill_(f64::NAN);
+    tch::Tensor::write_safetensors(&tensors, &weights).unwrap(); // without digests
+    let words = ["1 of the", "NaN or infinite"];
+    folder.refuses(&[&["verify"][..], &from, &["--steps", "1"]].concat(), &words);
+    folder.refuses(&[&["train"][..], &from, &["--out", "nan"]].concat(), &words);
+    folder.refuses(&["generate", "hf", "--prompt", "a", "--temperature", "0"], &words);
+    fs::write(&weights, b"version https://git-lfs.github.com/spec/v1\n").unwrap();
+    folder.refuses(&["generate", "hf", "--prompt", "a"], &["git lfs pull"]);
+    fs::write(&weights, &whole).unwrap();
+
+    // The weights of another model are not exported under this one's description.
+    fs::copy(folder.path("two/weights.safetensors"), folder.path("three/weights.safetensors"))
+        .unwrap();
+    folder.succeeds(&["export", "three", "--to", "same"]);
+    let other = CONFIG.replace("head_norms = true", "head_norms = false");
+    fs::write(folder.path("other.toml"), other).unwrap();
+    folder.succeeds(&[
+        "train",
+        "other.toml",
+        "--text",
+        "text.txt",
+        "--steps",
+        "1",
+        "--out",
+        "other",
+    ]);
+    fs::copy(folder.path("other/weights.safetensors"), folder.path("three/weights.safetensors"))
+        .unwrap();
+    folder.refuses(&["export", "three", "--to", "mixed"], &["q_norm"]);
+    assert!(!folder.path("mixed").exists());
+
     // Its parts have the names of transformers.
     folder.succeeds(&["export", "two", "--out", "out.safetensors"]);
     let listed = folder.succeeds(&["inspect", "out.safetensors"]);

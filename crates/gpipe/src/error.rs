@@ -4,8 +4,9 @@ use gpipe_bridge::memory::Refusal;
 use gpipe_core::{Action, Bytes, lower::LowerError, partition::PartitionError, validate::Invalid};
 use gpipe_runtime::StepError;
 
-/// The result of a pipeline's calls.
-pub type Result<T> = std::result::Result<T, Error>;
+/// The result of a pipeline's calls. It takes another error, too, so that `use gpipe::*` does not
+/// hide the standard one.
+pub type Result<T, E = Error> = std::result::Result<T, E>;
 
 /// An error of a layer or a loss. The stage adds the names of the layer and the stage, and the
 /// micro-batch.
@@ -24,7 +25,7 @@ pub enum LayerError {
     )]
     ParameterChanged(String),
     /// The layer's code panicked.
-    #[error("its code panicked: {0}")]
+    #[error("its code panicked: {}", without_callers(.0))]
     Panic(String),
     /// A value is NaN or infinite; the text says which.
     #[error("{0} is not finite (NaN or infinite)")]
@@ -64,6 +65,13 @@ fn cap_and_remedy_of_parameters(refusal: &Refusal) -> String {
 
 fn first_line(text: &str) -> &str {
     text.lines().map(str::trim).find(|line| !line.is_empty()).unwrap_or("unknown error")
+}
+
+/// The text of a panic without libtorch's list of callers.
+fn without_callers(text: &str) -> &str {
+    // Of a panic of tch, the list is inside a quoted text.
+    let end = ["\\nException raised from", "\nException raised from"];
+    end.iter().filter_map(|end| text.split_once(end)).map(|(text, _)| text).next().unwrap_or(text)
 }
 
 fn cap_and_remedy(refusal: &Refusal) -> String {
@@ -140,7 +148,9 @@ pub enum StageError {
 }
 
 /// An error from building or using a pipeline.
-#[derive(Debug, thiserror::Error)]
+///
+/// `Debug` prints what `Display` does: it is what a program prints whose `main` returns the error.
+#[derive(thiserror::Error)]
 pub enum Error {
     /// The model does not fit together. Found when the pipeline is built, or before a step whose
     /// shapes are new.
@@ -310,5 +320,11 @@ impl From<StepError<StageError>> for Error {
 impl From<tch::TchError> for Error {
     fn from(error: tch::TchError) -> Self {
         Error::Torch(error.into())
+    }
+}
+
+impl std::fmt::Debug for Error {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{self}")
     }
 }

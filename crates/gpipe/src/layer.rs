@@ -277,9 +277,15 @@ impl Forward<'_> {
     /// which of the layer's calls of `dropout` this is.
     ///
     /// # Errors
-    /// If the first size of `x` is not the number of samples, or an error of libtorch.
+    /// If `p` is not in [0, 1], if the first size of `x` is not the number of samples, or an error
+    /// of libtorch.
     pub fn dropout(&mut self, x: &Tensor, p: f64) -> Result<Tensor, LayerError> {
-        if !self.training || p <= 0.0 {
+        if !(0.0..=1.0).contains(&p) {
+            return Err(LayerError::Value(format!(
+                "a dropout probability of {p}: give one from 0 to 1"
+            )));
+        }
+        if !self.training || p == 0.0 {
             return Ok(x.shallow_clone());
         }
         let (shape, samples) = (x.size(), self.random.samples());

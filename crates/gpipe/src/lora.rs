@@ -126,8 +126,8 @@ fn check(lora: &Lora) -> Result<(), Error> {
     if lora.rank < 1 {
         return refuse(format!("rank {}: use at least 1", lora.rank));
     }
-    if !lora.alpha.is_finite() || lora.alpha == 0.0 {
-        return refuse(format!("alpha {}: use a number other than 0", lora.alpha));
+    if !lora.alpha.is_finite() || lora.alpha <= 0.0 {
+        return refuse(format!("alpha {}: use a number above 0", lora.alpha));
     }
     if !(0.0..1.0).contains(&lora.dropout) {
         return refuse(format!("dropout {}: use a number from 0 to below 1", lora.dropout));

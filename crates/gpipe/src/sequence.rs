@@ -11,6 +11,7 @@ use tch::Kind;
 use crate::{
     arguments::Arguments,
     error::{Error, LayerError},
+    guard::catching,
     layer::{Infer, Init, Layer, ParameterSpec},
     optim::name_matches,
     spec::TensorSpec,
@@ -228,7 +229,7 @@ impl Sequence {
         let mut skips = Vec::new();
         for (index, layer) in self.layers.iter().enumerate() {
             let id = LayerId::from_index(index);
-            let outputs = layer.layer.infer(&mut ctx, &specs[index]);
+            let outputs = catching(|| layer.layer.infer(&mut ctx, &specs[index]));
             let outputs = outputs.map_err(|error| self.error(index, error))?;
             if outputs.is_empty() {
                 return Err(self.error(index, LayerError::Shape("it has no output".into())));

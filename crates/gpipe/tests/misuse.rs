@@ -311,3 +311,63 @@ fn regression_out_of_memory_while_stages_are_built_is_told_as_that() {
     let Err(error) = builder.build() else { panic!("its parameters exceed the cap") };
     assert!(error.is_out_of_memory(), "{error}");
 }
+
+/// A panic in `infer` ended the program, and named no layer.
+#[test]
+fn regression_a_panic_in_infer_names_its_layer() {
+    struct Panics;
+    impl Layer for Panics {
+        fn kind(&self) -> &'static str {
+            "panics"
+        }
+        fn infer(&self, _: &mut Infer, _: &[TensorSpec]) -> Result<Vec<TensorSpec>> {
+            panic!("no shape")
+        }
+        fn forward(&self, _: &mut Forward, _: &[Tensor]) -> Result<Vec<Tensor>> {
+            unreachable!("it is not built")
+        }
+    }
+    refused(built(model(Panics, Scale(honest)), 1).build(), &["'middle'", "no shape"]);
+}
+
+/// A probability of 1.5 zeroed everything, one of -0.5 did nothing, and neither was told.
+#[test]
+fn regression_a_probability_of_dropout_is_from_0_to_1() {
+    for p in ["-0.5", "1.5", "NaN"] {
+        let drops: [fn(&mut Forward, &Tensor) -> Result<Tensor>; 3] = [
+            |ctx, x| ctx.dropout(x, -0.5),
+            |ctx, x| ctx.dropout(x, 1.5),
+            |ctx, x| ctx.dropout(x, f64::NAN),
+        ];
+        let index = ["-0.5", "1.5", "NaN"].iter().position(|own| *own == p).unwrap();
+        let mut pipeline = built(model(Scale(drops[index]), Scale(honest)), 1).build().unwrap();
+        let (x, y) = data();
+        refused(pipeline.train_step(&x, &y), &["'middle'", &format!("probability of {p}")]);
+    }
+}
+
+/// `main` prints the error with `Debug`, which was the enum's: the remedy was not there. A panic of
+/// tch brought libtorch's fifty callers along.
+#[test]
+fn regression_an_error_is_printed_in_words_and_without_libtorchs_callers() {
+    let panics = |_: &mut Forward, x: &Tensor| -> Result<Tensor> {
+        Ok(x * Tensor::ones([31], (Kind::Float, tch::Device::Cpu)))
+    };
+    let mut pipeline = built(model(Scale(panics), Scale(honest)), 1).build().unwrap();
+    let (x, y) = data();
+    let error = pipeline.train_step(&x, &y).unwrap_err();
+    assert_eq!(format!("{error:?}"), error.to_string());
+    let text = error.to_string();
+    assert!(text.contains("panicked") && text.contains("size of tensor a"), "{text}");
+    assert!(!text.contains("frame #"), "{text}");
+}
+
+#[test]
+fn fault_a_deadline_has_an_upper_bound() {
+    let days = |days: u64| std::time::Duration::from_secs(days * 24 * 3600);
+    let build = |deadline| {
+        built(model(Scale(honest), Scale(honest)), 1).deadline(deadline).build().map(drop)
+    };
+    assert!(build(days(366)).is_ok());
+    refused(build(days(367)), &["deadline", "366 days"]);
+}

@@ -193,3 +193,11 @@ fn regression_what_a_torn_update_left_is_no_state() {
     assert!(error.contains("the update was "), "{error}");
     assert!(pipeline.parameters().is_err());
 }
+
+/// Plain SGD took a state with Adam's moments, and the moments were gone.
+#[test]
+fn regression_the_state_of_an_optimizer_is_not_dropped_by_one_that_keeps_none() {
+    let mut into = builder().optimizer(Sgd::new(0.1)).build().unwrap();
+    let own = |_: &mut Vec<LayerState>| {};
+    assert!(refuses(&mut into, own, &["values of an optimizer", "the optimizer that it was"]));
+}

@@ -335,6 +335,9 @@ fn header_length(file: &mut dyn Source, length: u64) -> io::Result<Result<u64, S
     let mut bytes = [0; LENGTH as usize];
     file.read_exact(&mut bytes)?;
     let header = u64::from_le_bytes(bytes);
+    if bytes == *b"version " {
+        return Ok(Err("it is a pointer of Git LFS, not the file itself: run git lfs pull".into()));
+    }
     if header > HEADER_MAX {
         return Ok(Err("it is not a safetensors file, its header is too long: give one".into()));
     }

@@ -71,6 +71,7 @@ impl Record {
             [false, false, true] => Ok(Self::Messages(conversation(&keys, messages)?)),
             [false, false, false] => {
                 let found: Vec<&str> = keys.keys().map(String::as_str).take(8).collect();
+                let found = if found.is_empty() { vec!["nothing"] } else { found };
                 Err(format!(
                     "it has none of the fields {text}, {prompt} with {completion}, or {messages}; \
                     found: {}",

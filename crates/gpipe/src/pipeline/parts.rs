@@ -431,7 +431,9 @@ impl Pipeline {
         if gradients.iter().all(Option::is_none) {
             return Err(Error::Input(
                 "no output has a gradient: call backward on a loss of the outputs first, or drop \
-                the outputs"
+                them. If the gradients come from another pipeline, build it with \
+                `input_gradients()`: autograd ends at a pipeline, so give its `backward`'s result \
+                to this one"
                     .into(),
             ));
         }

@@ -160,6 +160,12 @@ impl Pipeline {
         }
         let outlines: HashMap<String, LayerOutline> =
             self.outline().into_iter().map(|outline| (outline.layer.clone(), outline)).collect();
+        // Of an optimizer that keeps nothing, such as SGD without momentum.
+        let keeps_nothing = self.training.optimizer.is_some()
+            && outlines
+                .values()
+                .flat_map(|own| &own.parameters)
+                .all(|own| own.optimizer.is_empty());
         let mut missing: HashSet<&String> =
             outlines.values().filter(|o| !o.parameters.is_empty()).map(|o| &o.layer).collect();
         for (index, layer) in layers.into_iter().enumerate() {
@@ -172,6 +178,14 @@ impl Pipeline {
                 );
             };
             outline.check(&layer).map_err(misfit)?;
+            if keeps_nothing && let Some(name) = layer.with_optimizer_state() {
+                let reason = format!(
+                    "{}.{name}: the state has values of an optimizer, and this pipeline's keeps \
+                    none: use the optimizer that it was made with",
+                    layer.layer
+                );
+                return Err(misfit(reason).into());
+            }
             if index == 0 {
                 self.training.torn = Some("restoring a state");
                 let averaged = counters.averaged;
@@ -274,6 +288,16 @@ impl ParameterState {
             optimizer,
             average: self.average.as_ref().map(tch::Tensor::shallow_clone),
         }
+    }
+}
+
+impl LayerState {
+    /// A parameter with optimizer state, if there is one.
+    fn with_optimizer_state(&self) -> Option<&str> {
+        let keeps = |own: &&ParameterState| {
+            own.optimizer.as_ref().is_some_and(|state| !state.tensors.is_empty())
+        };
+        self.parameters.iter().find(keeps).map(|own| own.name.as_str())
     }
 }
 
