@@ -361,13 +361,3 @@ fn regression_an_error_is_printed_in_words_and_without_libtorchs_callers() {
     assert!(text.contains("panicked") && text.contains("size of tensor a"), "{text}");
     assert!(!text.contains("frame #"), "{text}");
 }
-
-#[test]
-fn fault_a_deadline_has_an_upper_bound() {
-    let days = |days: u64| std::time::Duration::from_secs(days * 24 * 3600);
-    let build = |deadline| {
-        built(model(Scale(honest), Scale(honest)), 1).deadline(deadline).build().map(drop)
-    };
-    assert!(build(days(366)).is_ok());
-    refused(build(days(367)), &["deadline", "366 days"]);
-}

@@ -259,8 +259,9 @@ impl LayerRun<'_> {
         if made == promised {
             return Ok(());
         }
-        let list = |specs: &[TensorSpec]| {
-            specs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")
+        let list = |specs: &[TensorSpec]| match specs {
+            [] => "nothing".to_owned(),
+            specs => specs.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "),
         };
         Err(LayerError::Shape(format!(
             "its forward gave {}, its infer says {}",

@@ -1,7 +1,5 @@
 //! The checks of the settings that need no shapes.
 
-use std::time::Duration;
-
 use gpipe_bridge::memory::IS_COUNTED;
 use gpipe_core::schedule::Schedule;
 
@@ -16,9 +14,6 @@ use crate::{
 
 /// The most micro-batches of a mini-batch.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
-
-/// The longest deadline: no step takes a year.
-const DEADLINE_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 
 impl PipelineBuilder {
     pub(in crate::pipeline) fn check_settings(&self) -> Result<Precision> {
@@ -81,9 +76,6 @@ impl PipelineBuilder {
         }
         if self.deadline.is_zero() {
             return refuse("the deadline must be longer than 0".into());
-        }
-        if self.deadline > DEADLINE_MAX {
-            return refuse("the deadline must be at most 366 days".into());
         }
         if let Some(optimizer) = &self.optimizer {
             let name = optimizer.name();
