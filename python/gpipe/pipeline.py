@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _gpipe, autograd, checks, timing
+from . import _gpipe, autograd, checks, timing, updates
 from . import random as _  # noqa: F401  keyed dropout inside layers
 from .errors import SettingError
 from .loss import OnStages
@@ -25,12 +25,10 @@ from .planning import Plan, Profile
 from .processes import gather, started
 from .report import Evaluation, StepReport
 
-_open: weakref.WeakSet[Pipeline] = weakref.WeakSet()
-
 
 @atexit.register
 def _close_all() -> None:
-    for pipe in list(_open):
+    for pipe in list(updates.opened):
         pipe.close()
 
 
@@ -203,7 +201,7 @@ class Pipeline:
         self._rank, self._size = self._engine.processes
         network.tensors.remember()
         self._hook = model.register_state_dict_pre_hook(_Syncs(self))
-        _open.add(self)
+        updates.opened.add(self)
 
     # Training.
 
@@ -390,6 +388,7 @@ class Pipeline:
                     self.sync()
             finally:
                 self._engine = None
+                updates.opened.discard(self)
                 self._hook.remove()
 
     def __enter__(self) -> Pipeline:
