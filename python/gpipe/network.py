@@ -209,8 +209,11 @@ class ModuleTensor:
         return torch.where(same, engines, value.to(engines.dtype)).contiguous()
 
     def write(self, value: torch.Tensor) -> None:
-        """Writes the engine's values into it."""
-        self.tensor.copy_(value.reshape(self.tensor.shape))
+        """Writes the engine's values into it. Where they are there already, nothing is changed, so
+        that other pipelines over the module see no change."""
+        value = value.reshape(self.tensor.shape).to(self.tensor)
+        if not torch.equal(self.tensor, value):
+            self.tensor.copy_(value)
 
 
 class Tensors(list[ModuleTensor]):

@@ -226,6 +226,9 @@ class Pipeline:
         if groups is not None:
             self._engine.regroup(groups)
         report = StepReport.of(self._engine.train_step(tensors, targets, lr))
+        # The stages wrote into their memory. Other pipelines over the module may have copies.
+        updates.count(own.tensor for own in self._network.tensors
+                      if not own.is_copied and (own.is_buffer or own.is_trained))
         stale = any(own.is_stale for own in self._network.tensors)
         if stale and self._on_cpu and self._size == 1:
             self._write_back()
@@ -459,7 +462,9 @@ class Pipeline:
             self._engine.set_parameters([(own.name, own.read(values[own.name]))
                                          for own in copied if own.name in values])
         if changed and self._network.has_copies:
-            self._engine.refresh()
+            # It writes a tied weight's own values into the weight too, which is no change.
+            with updates.uncounted(own.tensor for own in tensors):
+                self._engine.refresh()
         for own in changed:
             own.version = own.tensor._version
 

@@ -7,6 +7,7 @@ module's own tensors. What is here raises it for them.
 
 from __future__ import annotations
 
+import contextlib
 import weakref
 from collections.abc import Iterable
 from typing import Any
@@ -22,6 +23,11 @@ def count(tensors: Iterable[torch.Tensor]) -> None:
     """Counts a change of each tensor: pipelines that hold copies of it take the new values, and a
     backward that needs the old ones is refused."""
     torch.autograd.graph.increment_version(list(tensors))
+
+
+def uncounted(tensors: Iterable[torch.Tensor]) -> contextlib.AbstractContextManager:
+    """Counts no changes inside of the block, which leaves all values as they are."""
+    return torch.autograd._unsafe_preserve_version_counter(tuple(tensors))
 
 
 def _stepped(optimizer: torch.optim.Optimizer, *_: Any) -> None:

@@ -100,3 +100,43 @@ def test_an_update_through_data_reaches_the_stages_copies():
         optimizer.step()
         with made(own) as new:
             assert other.evaluate(x, y).loss == new.evaluate(x, y).loss != before
+
+
+class Counting:
+    """An engine that counts how often values are copied to the stages."""
+
+    def __init__(self, engine):
+        self.engine, self.copies = engine, 0
+
+    def __getattr__(self, name):
+        if name in ("set_parameters", "refresh"):
+            self.copies += 1
+        return getattr(self.engine, name)
+
+
+@pytest.mark.parametrize("kind", COPIED)
+def test_regression_a_second_pipeline_sees_the_updates_of_the_first(kind):
+    """Stages write updates into the module's tensors, which raised no version. A second pipeline
+    went on with the old values of tied weights."""
+    own = COPIED[kind]()
+    x, y = tokens()
+    with made(own, optimizer=torch.optim.SGD(own.parameters(), lr=1.0)) as pipe, made(own) as other:
+        pipe._engine = Counting(pipe._engine)
+        losses = []
+        for _ in range(3):
+            pipe.train_step(x, y)
+            with made(own) as new:
+                losses.append(new.evaluate(x, y).loss)
+            assert other.evaluate(x, y).loss == losses[-1]
+        assert pipe._engine.copies == 0, "its own updates are no changes of the user's"
+    assert losses[2] < losses[1] < losses[0]
+
+
+def test_a_backward_of_another_pipeline_after_a_step_is_refused():
+    own = tied()
+    x, y = tokens()
+    with made(own, optimizer=torch.optim.SGD(own.parameters(), lr=1.0)) as pipe, made(own) as other:
+        output = other(x)
+        pipe.train_step(x, y)
+        with pytest.raises(RuntimeError, match="has changed since the forward"):
+            output.sum().backward()
