@@ -13,7 +13,7 @@ import logging
 import operator
 import warnings
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -83,6 +83,30 @@ def usable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
         return [own.clone() if own.is_inference() else own for own in tensors]
 
 
+class Buffer(NamedTuple):
+    """A buffer of the engine's copy of a module, which a forward may read and not change."""
+
+    name: str
+    table: dict
+    key: str
+    value: torch.Tensor
+
+
+def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors have the same values, NaN included, in whichever dtype."""
+    if a.shape != b.shape:
+        return False
+    b = b.to(a)
+    return bool(((a == b) | ((a != a) & (b != b))).all())
+
+
+def _changed(name: str) -> str:
+    return (f"its forward changes its buffer '{name}', which would change again when the forward "
+            f"is recomputed, and in another order with other stages; batch norms are the exception "
+            f"that gpipe counts once. Leave the change to a step of your own between training "
+            f"steps")
+
+
 class Layer:
     """One module of a sequence, as the engine sees it."""
 
@@ -107,9 +131,8 @@ class Layer:
         self.is_unchecked = True  # until a call with gradients
         self.is_plain = False
         self.recurrent = [own for own in self.module.modules() if isinstance(own, nn.RNNBase)]
-        known = {id(own["value"]) for own in self.parameters}
-        self.buffers = [(name, own) for name, own in self.module.named_buffers()
-                        if id(own) not in known]
+        self.buffers: list[Buffer] = []
+        self.find_buffers({id(own["value"]) for own in self.parameters})
         self.pairs = list(zip(self.module.modules(), module.modules()))
 
     @property
@@ -193,7 +216,7 @@ class Layer:
         if not self.buffers:
             output = self.module(value)
         else:
-            versions = [own._version for _, own in self.buffers]
+            versions = [own.value._version for own in self.buffers]
             output = self.module(value)
             self.check_buffers(versions)
         return self.flattened(output)
@@ -203,9 +226,11 @@ class Layer:
         strings that the module keeps, and refuses parameters that are not the layer's."""
         plain = self.is_plain
         before = self.attributes()
+        buffers = [own.value.clone() for own in self.buffers]
         try:
             self.is_plain = self.is_unchecked = False
             outputs = self(self.held, inputs)
+            self.check_values(buffers)
             if torch.is_grad_enabled() and not self.pops:
                 self.check_leaves(outputs, inputs)
             return outputs
@@ -273,9 +298,15 @@ class Layer:
             for name, buffer in own._buffers.items():
                 if buffer is not None and buffer.device != device:
                     own._buffers[name] = buffer.to(device)
-        known = {id(value) for value in self.held}
-        self.buffers = [(name, own) for name, own in self.module.named_buffers()
-                        if id(own) not in known]
+        self.find_buffers({id(value) for value in self.held})
+
+    def find_buffers(self, known: set[int]) -> None:
+        """Lists the buffers that the engine does not know: those that are not `known`, by id."""
+        self.buffers = [
+            Buffer(f"{path}.{name}" if path else name, own._buffers, name, value)
+            for path, own in self.module.named_modules() for name, value in own._buffers.items()
+            if value is not None and id(value) not in known
+        ]
 
     def device(self) -> torch.device:
         """Where the module's tensors are: at first on the CPU, later on its stage's device."""
@@ -284,13 +315,23 @@ class Layer:
         return torch.device("cpu")
 
     def check_buffers(self, versions: list[int]) -> None:
-        for (name, own), version in zip(self.buffers, versions):
-            if own._version != version:
-                raise SettingError(
-                    f"its forward changes its buffer '{name}', which would change again when the "
-                    f"forward is recomputed, and in another order with other stages; batch norms "
-                    f"are the exception that gpipe counts once. Leave the change to a step of your "
-                    f"own between training steps")
+        """Refuses a forward that has changed a buffer in place, or given it another value."""
+        for own, version in zip(self.buffers, versions):
+            now = own.table.get(own.key)
+            if now is not own.value:
+                own.table[own.key] = own.value
+                # Its own value in another dtype, say, is no change.
+                if now is None or not _are_equal(own.value, now):
+                    raise SettingError(_changed(own.name))
+            if own.value._version != version:
+                raise SettingError(_changed(own.name))
+
+    def check_values(self, before: list[torch.Tensor]) -> None:
+        """As `check_buffers`, for a change through `.data`, which raises no version."""
+        for own, value in zip(self.buffers, before):
+            if not _are_equal(own.value, value):
+                own.value.data.copy_(value)
+                raise SettingError(_changed(own.name))
 
     # Called by the engine once for each shape.
 
@@ -355,7 +396,7 @@ class Layer:
                                     dtype=getattr(torch, dtype), device=device)
                         for shape, dtype in specs]
 
-            with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            with torch.no_grad(), torch.random.fork_rng(devices=[]), kept_buffers(self.module):
                 found.append(self._run(made(inputs), made(popped)))
 
         def extended(one: Spec, two: Spec) -> Spec:
@@ -477,6 +518,21 @@ def without_fakes(module: nn.Module) -> Iterator[None]:
                     del container[key]
 
 
+@contextlib.contextmanager
+def kept_buffers(module: nn.Module) -> Iterator[None]:
+    """Afterwards the modules have the buffers that they had, with the same values. For runs that
+    are no part of a step."""
+    kept = [(own._buffers, key, value, None if value is None else value.clone())
+            for own in module.modules() for key, value in own._buffers.items()]
+    try:
+        yield
+    finally:
+        for table, key, value, copied in kept:
+            table[key] = value
+            if value is not None and not _are_equal(value, copied):
+                value.data.copy_(copied)
+
+
 def _has_fakes(value: Any) -> bool:
     return any(isinstance(own, FakeTensor) for own in pytree.tree_leaves(value))
 
@@ -511,6 +567,4 @@ def cast_buffers(layer: Layer, dtype: torch.dtype) -> None:
         for name, buffer in own._buffers.items():
             if buffer is not None and buffer.is_floating_point() and id(buffer) not in deferred:
                 own._buffers[name] = buffer.to(dtype)
-    known = {id(own["value"]) for own in layer.parameters}
-    layer.buffers = [(name, own) for name, own in layer.module.named_buffers()
-                     if id(own) not in known and id(own) not in deferred]
+    layer.find_buffers({id(own["value"]) for own in layer.parameters} | deferred)

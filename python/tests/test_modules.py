@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 import torch
-from common import batch, model, pipeline, smooth, values
+from common import assert_same, batch, model, pipeline, smooth, values
 from torch import nn
 
 import gpipe
@@ -103,6 +103,46 @@ def test_a_forward_that_changes_state_is_an_error():
             pipe.train_step(*batch())
         notes = " ".join(caught.value.__notes__)
         assert "use the form that makes a new tensor" in notes and "layer '1'" in notes
+
+
+@pytest.mark.parametrize("how", ["assigned", "through data"])
+def test_regression_a_buffer_that_a_forward_assigns_is_an_error(how):
+    """Only a change in place was seen. A moving average that a forward assigned stayed in the
+    pipeline's copy of the module, and depended on recomputations and stages."""
+    class Mean(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("mean", torch.zeros(6))
+
+        def forward(self, x):
+            if how == "assigned":
+                self.mean = 0.9 * self.mean + 0.1 * x.detach().mean(0)
+            else:
+                self.mean.data.mul_(0.9).add_(x.detach().mean(0), alpha=0.1)
+            return x - self.mean
+
+    own = nn.Sequential(nn.Linear(6, 6), Mean(), nn.Linear(6, 3))
+    before = values(own)
+    with pipeline(own) as pipe:
+        for _ in range(2):
+            with pytest.raises(REFUSED, match="changes its buffer 'mean'"):
+                pipe.train_step(*batch())
+    assert_same(values(own), before)
+
+
+def test_a_buffer_that_a_forward_converts_is_no_change():
+    class Scales(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("scale", torch.tensor([2.0, float("nan")], dtype=torch.float64))
+
+        def forward(self, x):
+            self.scale = self.scale.to(x)
+            return x * self.scale[0]
+
+    own = nn.Sequential(nn.Linear(6, 6), Scales(), nn.Linear(6, 3))
+    with pipeline(own, optimizer=None, dtype=torch.float32) as pipe:
+        assert torch.equal(pipe(batch()[0]), own(batch()[0]))
 
 
 def test_verify_finds_python_state():
