@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 
@@ -30,10 +30,10 @@ class _Run(torch.autograd.Function):
         ctx.inputs = [(own.device, own.dtype) for own in inputs]
         ctx.mark_non_differentiable(*[own for own in outputs if not own.is_floating_point()])
         ctx.set_materialize_grads(False)
+        ctx.save_for_backward(*tensors)
         return tuple(outputs)
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *gradients: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
         for own, version in zip(ctx.parameters, ctx.versions):
             if own.tensor._version != version:
@@ -41,9 +41,29 @@ class _Run(torch.autograd.Function):
                     f"'{own.name}' has changed since the forward, so a recomputation would use "
                     f"other weights: run the backward before the update, or call the pipeline "
                     f"again")
-        of_inputs, of_parameters = ctx.engine.backward(ctx.open, list(gradients))
+        given_gradients = [own if own is None else own.detach() for own in gradients]
+        of_inputs, of_parameters = ctx.engine.backward(ctx.open, given_gradients)
         given = dict(of_parameters)
         wanted = ctx.needs_input_grad[3:]
         first = [own.to(*like) if needed and own is not None else None
                  for own, needed, like in zip(of_inputs, wanted, ctx.inputs)]
-        return (None, None, None, *first, *[given.get(own.name) for own in ctx.parameters])
+        found = [*first, *[given.get(own.name) for own in ctx.parameters]]
+        if torch.is_grad_enabled():  # create_graph=True
+            found = _Once.apply(len(found), *found, *ctx.saved_tensors,
+                                *[own for own in gradients if own is not None])
+        return (None, None, None, *found)
+
+
+class _Once(torch.autograd.Function):
+    """Gradients of which there are no gradients. They depend on all that the pipeline took, so that
+    whoever asks for such a gradient comes here."""
+
+    @staticmethod
+    def forward(ctx: Any, count: int,
+                *tensors: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+        return tuple(None if own is None else own.detach() for own in tensors[:count])
+
+    @staticmethod
+    def backward(ctx: Any, *_: torch.Tensor | None) -> NoReturn:
+        raise RuntimeError("a pipeline has no gradient of a gradient, such as a gradient penalty "
+                           "needs: compute that part of the loss with the module itself")

@@ -104,6 +104,27 @@ def test_a_backward_runs_once():
         pipe(batch(dtype=torch.float64)[0]).sum().backward()
 
 
+@pytest.mark.parametrize("of", ["inputs", "parameters"])
+def test_regression_a_gradient_of_a_gradient_is_an_error(of):
+    """A gradient penalty had no effect: the gradient of the inputs was a constant."""
+    own = smooth()
+    x, _ = batch(dtype=torch.float64)
+    x.requires_grad_()
+    with gpipe.Pipeline(own, x.detach(), stages=2, micro_batches=2) as pipe:
+        output = pipe(x)
+        gradient, = torch.autograd.grad(output.sum(), x, create_graph=True)
+        expected, = torch.autograd.grad(own(x).sum(), x)
+        torch.testing.assert_close(gradient, expected, rtol=1e-10, atol=1e-12)
+        penalty = (gradient ** 2).sum()
+        wanted = x if of == "inputs" else list(own.parameters())
+        with pytest.raises(RuntimeError, match="no gradient of a gradient"):
+            torch.autograd.grad(penalty, wanted, retain_graph=True)
+        with pytest.raises(RuntimeError, match="no gradient of a gradient"):
+            (pipe(x).sum() + penalty).backward()
+        # Without one, create_graph does no harm.
+        torch.autograd.grad(pipe(x).sum(), list(own.parameters()), create_graph=True)
+
+
 def test_frozen_parameters_get_no_gradient():
     own = smooth()
     own[0].requires_grad_(False)
