@@ -270,6 +270,14 @@ class Tensors(list[ModuleTensor]):
                 raise SettingError(f"the buffer '{name}' has changed since the pipeline was made, "
                                    f"which has a copy of it: make a new pipeline")
 
+    def check_hooks(self) -> None:
+        """Refuses hooks of parameters that only a backward of autograd's would call."""
+        for own in self:
+            if own.tensor._backward_hooks or own.tensor._post_accumulate_grad_hooks:
+                raise SettingError(
+                    f"'{own.name}' has a gradient hook, which the stages do not call: remove it, "
+                    f"or compute the gradients by a backward of your own, from pipe(x)")
+
     def remember(self) -> None:
         """Later changes of the tensors are the user's."""
         for own in self:

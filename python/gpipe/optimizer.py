@@ -96,6 +96,10 @@ class Mapped:
                 "the optimizer has state (it has made steps already, or load_state_dict), and "
                 "gpipe keeps optimizer state itself: give a new one; Pipeline.load restores the "
                 "state of a checkpoint")
+        if optimizer._optimizer_step_pre_hooks or optimizer._optimizer_step_post_hooks:
+            raise SettingError(
+                "the optimizer has a step hook, which the stages do not call: remove it, or run "
+                "the optimizer yourself: see Pipeline.accumulate")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
                 if id(parameter) not in names:

@@ -218,10 +218,7 @@ class Pipeline:
         self._needs(loss=True, optimizer=True, training=True)
         tensors, targets = self._network.flat(x), self._loss.flat(y)
         self._prepare(training=True)
-        hooked = [own.name for own in self._network.tensors if own.tensor._backward_hooks]
-        if hooked:
-            raise SettingError(f"'{hooked[0]}' has a gradient hook, which the stages do not call: "
-                               f"remove it, or run the update yourself, from pipe(x)")
+        self._network.tensors.check_hooks()
         lr, groups = self._mapped.changed()
         if groups is not None:
             self._engine.regroup(groups)
@@ -251,6 +248,7 @@ class Pipeline:
         self._needs(loss=True, training=True)
         tensors, targets = self._network.flat(x), self._loss.flat(y)
         self._prepare(training=True)
+        self._network.tensors.check_hooks()
         found, gradients = self._engine.accumulate(tensors, targets, count)
         self._network.tensors.add_gradients(gradients)
         self._finish()

@@ -142,6 +142,30 @@ def test_settings_that_change_between_steps_are_refused():
         assert all(torch.equal(a, b) for a, b in zip(before.values(), values(own).values()))
 
 
+def test_regression_hooks_that_no_stage_calls_are_refused():
+    """`accumulate` left out hooks of parameters, and nothing looked for other kinds."""
+    own = smooth()
+    x, y = batch(dtype=torch.float64)
+    optimizer = optim.SGD(own.parameters(), 0.1)
+    weight = own[2].weight
+    with pipeline(own, optimizer=optimizer) as pipe:
+        for hook in (lambda: weight.register_hook(lambda gradient: 0 * gradient),
+                     lambda: weight.register_post_accumulate_grad_hook(lambda _: None)):
+            handle = hook()
+            for call in (pipe.train_step, pipe.accumulate):
+                with pytest.raises(gpipe.errors.SettingError, match="'2.weight' has a gradient"):
+                    call(x, y)
+            handle.remove()
+        for register in (optimizer.register_step_pre_hook, optimizer.register_step_post_hook):
+            handle = register(lambda *_: None)
+            with pytest.raises(gpipe.errors.SettingError, match="the optimizer has a step hook"):
+                pipe.train_step(x, y)
+            with pytest.raises(gpipe.errors.SettingError, match="the optimizer has a step hook"):
+                pipeline(own, optimizer=optimizer)
+            handle.remove()
+        assert pipe.train_step(x, y).step == 1
+
+
 def test_any_other_optimizer_works_through_accumulate():
     plain, own = smooth(), smooth()
     theirs, ours = optim.NAdam(plain.parameters(), 0.01), optim.NAdam(own.parameters(), 0.01)
