@@ -132,7 +132,9 @@ def _train(model: nn.Module, example: Any, target: Any, loss: Any, stages: int, 
 def _chunks(schedule: str) -> int:
     """Stages on each device."""
     name, _, number = schedule.partition(":")
-    return int(number) if name == "interleaved" else 1
+    if number.isdecimal():
+        return int(number)
+    return 2 if name in ("zb-v", "v-half", "v-min", "breadth-first") else 1
 
 
 def _tensors(value: Any) -> list[torch.Tensor]:

@@ -166,6 +166,15 @@ def test_verify_finds_python_state():
                           "K=4 1f1b unless-adjacent"] and found.compared > 20
 
 
+def test_regression_verify_cuts_for_every_schedule():
+    """Those with several stages on a device, except "interleaved", had too few stages."""
+    layers = [nn.Linear(6, 6) for _ in range(8)]
+    schedules = ["zb-v", "v-half", "v-min", "interleaved:2", "interleaved-zb:2", "breadth-first:2",
+                 "breadth-first", "interleaved-zb:4"]
+    found = gpipe.verify(nn.Sequential(*layers), batch()[0], [1, 2], schedules=schedules)
+    assert len(found.runs) == 2 * len(schedules)
+
+
 def test_a_generator_of_the_users_own_is_refused():
     class Draws(nn.Module):
         def forward(self, x):
