@@ -40,7 +40,12 @@ def defer(module: nn.Module, first: int) -> None:
             return _gpipe.batch_norm(x, first, module.num_features, module.eps, module.momentum)
         # In evaluation, or where shapes are inferred or the layer is timed: nothing is counted.
         training = module.training and x.numel() > x.size(1)
-        statistics = (None, None) if training else (module.running_mean, module.running_var)
-        return F.batch_norm(x, *statistics, module.weight, module.bias, training, 0.0, module.eps)
+        mean, variance = module.running_mean, module.running_var
+        if training:
+            return F.batch_norm(x, None, None, module.weight, module.bias, True, 0.0, module.eps)
+        # Statistics keep their dtype where layers compute in a smaller one. PyTorch wants one.
+        wide, weight, bias = (None if own is None else own.to(mean)
+                              for own in (x, module.weight, module.bias))
+        return F.batch_norm(wide, mean, variance, weight, bias, False, 0.0, module.eps).to(x.dtype)
 
     module.forward = forward

@@ -175,6 +175,35 @@ def test_regression_verify_cuts_for_every_schedule():
     assert len(found.runs) == 2 * len(schedules)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_regression_batch_norms_evaluate_in_every_dtype(dtype):
+    """The running statistics stay in float32, and PyTorch refused them beside weights of fewer
+    bits."""
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Conv2d(2, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(16, 3),
+                        nn.BatchNorm1d(3, affine=False))
+    x, y = torch.randn(8, 2, 4, 4), torch.randn(8, 3)
+    with gpipe.Pipeline(own, x, stages=2, micro_batches=2, loss=nn.MSELoss(), dtype=dtype,
+                        optimizer=torch.optim.SGD(own.parameters(), 0.1)) as pipe:
+        for _ in range(2):
+            predicted, loss = pipe.predict(x), pipe.evaluate(x, y).loss
+            own.eval()
+            with torch.no_grad():
+                called, expected = pipe(x), own(x)
+            with_gradients = pipe(x).detach()
+            own.train()
+            assert torch.equal(called.float(), predicted)
+            assert torch.equal(with_gradients.float(), predicted)
+            # bfloat16 has 8 bits; outputs are about 1.
+            torch.testing.assert_close(predicted, expected, rtol=0.05, atol=0.05)
+            assert loss == pytest.approx(nn.functional.mse_loss(expected, y).item(), rel=0.05)
+            pipe.train_step(x, y)
+        own[1].eval()  # frozen statistics
+        before = own[1].running_mean.clone()
+        pipe.train_step(x, y)
+        assert torch.equal(own[1].running_mean, before)
+
+
 def test_a_generator_of_the_users_own_is_refused():
     class Draws(nn.Module):
         def forward(self, x):
