@@ -37,7 +37,7 @@ impl Engine {
         py: Python<'_>,
         job: impl FnOnce(&mut Owned) -> gpipe::Result<T> + Send + 'static,
     ) -> PyResult<T> {
-        drop(self.failure.take());
+        self.failure.clear();
         let done = self.driver.call(py, job)?;
         done.map_err(|error| exception(py, &error, &self.failure))
     }

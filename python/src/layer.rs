@@ -13,7 +13,7 @@ use tch::Tensor;
 
 use crate::{
     convert::{PySpec, py_spec, spec, tensors, tuple},
-    failure::Failure,
+    failure::{Failure, Raised},
     gil, running,
 };
 
@@ -75,6 +75,7 @@ impl Described {
             }
         }
         let layer = PyLayer {
+            name: self.name.clone(),
             call: self.call,
             infer: self.infer,
             parameters: specs,
@@ -95,6 +96,7 @@ type Inferred = (Vec<TensorSpec>, Vec<TensorSpec>);
 
 /// A module of Python.
 pub(crate) struct PyLayer {
+    name: String,
     call: Py<PyAny>,
     infer: Py<PyAny>,
     parameters: Vec<ParameterSpec>,
@@ -111,6 +113,10 @@ pub(crate) struct PyLayer {
 const KNOWN_MAX: usize = 64;
 
 impl PyLayer {
+    fn from(&self) -> Raised {
+        Raised::Layer(self.name.clone())
+    }
+
     fn inferred(
         &self,
         inputs: &[TensorSpec],
@@ -131,7 +137,7 @@ impl PyLayer {
                 let specs = |all: Vec<PySpec>| all.into_iter().map(spec).collect::<PyResult<_>>();
                 Ok((specs(outputs)?, specs(stashed)?))
             };
-            ask().map_err(|exception| self.failure.keep(py, exception))
+            ask().map_err(|exception| self.failure.keep(py, self.from(), exception))
         })?;
         let mut known = known();
         if known.len() >= KNOWN_MAX {
@@ -181,7 +187,7 @@ impl Layer for PyLayer {
             };
             running::within(ctx, run).map_err(|exception| match is_filled() {
                 true => LayerError::Value(exception.to_string()),
-                false => self.failure.keep(py, exception),
+                false => self.failure.keep(py, self.from(), exception),
             })
         })
     }
@@ -190,9 +196,9 @@ impl Layer for PyLayer {
         true
     }
 
-    fn failed(&self, _: &LayerError) {
+    fn failed(&self, error: &LayerError) {
         // PyTorch leaves the exception of a backward on the thread that ran it.
-        gil::with(|py| self.failure.keep_pending(py));
+        gil::with(|py| self.failure.keep_pending(py, self.from(), error));
     }
 
     fn flops(&self, _: &[TensorSpec]) -> Option<f64> {

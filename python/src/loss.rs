@@ -5,7 +5,11 @@ use pyo3::prelude::*;
 use pyo3_tch::PyTensor;
 use tch::Tensor;
 
-use crate::{convert::tuple, failure::Failure, gil};
+use crate::{
+    convert::tuple,
+    failure::{Failure, Raised},
+    gil,
+};
 
 /// `sum(outputs, targets)` is a scalar; `count(targets)` a number.
 pub(crate) struct PyLoss {
@@ -37,7 +41,7 @@ impl Loss for PyLoss {
                 let sum = self.sum.bind(py).call1((of(outputs)?, of(targets)?))?;
                 Ok(sum.extract::<PyTensor>()?.0)
             };
-            run().map_err(|exception| self.failure.keep(py, exception))
+            run().map_err(|exception| self.failure.keep(py, Raised::Loss, exception))
         })
     }
 
@@ -47,7 +51,7 @@ impl Loss for PyLoss {
                 let targets = tuple(py, targets.iter().map(Tensor::shallow_clone))?;
                 self.count.bind(py).call1((targets,))?.extract()
             };
-            run().map_err(|exception| self.failure.keep(py, exception))
+            run().map_err(|exception| self.failure.keep(py, Raised::Count, exception))
         })
     }
 }

@@ -6,6 +6,8 @@ use pyo3::{exceptions::PyRuntimeError, prelude::*};
 use pyo3_tch::PyTensor;
 use tch::Tensor;
 
+use crate::failure::raised;
+
 /// A layer's context. `Forward` without its lifetime.
 trait Context {
     fn batch_norm(
@@ -59,7 +61,13 @@ fn ask<T>(
     // A hook of Python that ran inside the operation may have raised: torch.utils.checkpoint ends
     // its recomputation so.
     answer.map_err(|error| {
-        PyErr::take(py).unwrap_or_else(|| PyRuntimeError::new_err(error.to_string()))
+        let text = error.to_string();
+        PyErr::take(py).unwrap_or_else(|| match error {
+            LayerError::OutOfMemory(_) | LayerError::GpuOutOfMemory(_) => {
+                raised(py, "OutOfMemoryError", &text)
+            }
+            _ => PyRuntimeError::new_err(text),
+        })
     })
 }
 

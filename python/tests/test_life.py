@@ -83,6 +83,59 @@ def test_an_exception_arrives_as_it_is_and_changes_nothing(where, schedule):
     assert_same(values(own), values(other))
 
 
+def test_regression_a_failed_assertion_has_a_plain_note():
+    """It has no message, and the note told it in between all letters."""
+    class Asserts(Stateful):
+        def forward(self, x):
+            assert not self.state["armed"]
+            return x
+
+    own = nn.Sequential(nn.Linear(6, 6), Asserts(), nn.Linear(6, 3))
+    with pipeline(own, balance=[2, 1]) as pipe:
+        own[1].state["armed"] = True
+        with pytest.raises(AssertionError) as found:
+            pipe.train_step(*batch())
+    assert found.value.__notes__ == [
+        "gpipe: layer '1', stage 0, micro-batch 0 (0F0); nothing was updated"]
+
+
+def test_regression_the_note_is_of_the_exception_that_arrives():
+    """Two stages that failed at once: the exception was of one, and its note of the other."""
+    class Meets(Stateful):
+        def forward(self, x):
+            self.state["calls"] += self.state["armed"]
+            # The first stage passes its first micro-batch on, for the second stage to fail with.
+            if not self.state["armed"] or self.state["is_first"] and self.state["calls"] == 1:
+                return x
+            self.state["barrier"].wait(60)
+            raise LookupError(f"the layer is {self.state['name']}")
+
+    for _ in range(10):
+        barrier = threading.Barrier(2)
+        states = [{"armed": False, "name": name, "calls": 0, "barrier": barrier,
+                   "is_first": name == "0"} for name in ("0", "2")]
+        own = nn.Sequential(Meets(states[0]), nn.Linear(6, 6), Meets(states[1]), nn.Linear(6, 3))
+        with pipeline(own, balance=[2, 2], micro_batches=4, schedule="gpipe") as pipe:
+            pipe.train_step(*batch())
+            for state in states:
+                state["armed"] = True
+            with pytest.raises(LookupError) as found:
+                pipe.train_step(*batch())
+        name = str(found.value)[-1]
+        assert found.value.__notes__[0].startswith(f"gpipe: layer '{name}'")
+
+
+def test_an_exception_of_a_loss_says_that_it_is_the_losss():
+    def loss(output, target):
+        raise LookupError("the loss's own")
+
+    x, y = batch()
+    with pipeline(model(), loss=loss) as pipe:
+        with pytest.raises(LookupError) as found:
+            pipe.train_step(x, y)
+    assert found.value.__notes__ == ["gpipe: the loss, counting the targets; nothing has run"]
+
+
 class Interrupts(Stateful):
     """Sends Ctrl-C in its first call once armed, and waits until Python has seen it."""
 

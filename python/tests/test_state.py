@@ -198,6 +198,24 @@ def test_memory_is_capped_by_stage():
         assert isinstance(gpipe.errors.OutOfMemoryError(), MemoryError)
 
 
+def test_regression_every_operation_that_exceeds_the_cap_says_so():
+    """A mask of dropout that did not fit raised a RuntimeError, as did a layer's backward."""
+    x, y = torch.zeros(8, 1000), torch.zeros(8, 3)
+    own = nn.Sequential(nn.Linear(1000, 1000), nn.Dropout(0.5), nn.BatchNorm1d(1000), nn.Tanh(),
+                        nn.Linear(1000, 3))
+    before, layers, messages = values(own), set(), []
+    for cap in range(20_000, 400_000, 10_000):
+        with gpipe.Pipeline(own, x, stages=2, balance=[3, 2], micro_batches=2, loss=nn.MSELoss(),
+                            optimizer=torch.optim.SGD(own.parameters(), 0.1),
+                            memory_cap=cap) as pipe:
+            with pytest.raises(gpipe.errors.OutOfMemoryError) as found:
+                pipe.train_step(x, y)
+        messages.append(" ".join([str(found.value), *getattr(found.value, "__notes__", [])]))
+        layers.update(name for name in "01234" if f"layer '{name}'" in messages[-1])
+        assert_same(values(own), before)
+    assert {"0", "1", "2"} <= layers, messages
+
+
 def test_a_profile_leads_to_a_plan_that_runs(tmp_path):
     own = model()
     x, y = batch(16)
