@@ -10,6 +10,7 @@ from torch import nn
 from .errors import SettingError
 
 DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
+SEED_MAX = 2 ** 64 - 1
 
 
 def is_module(model: Any) -> None:
@@ -74,8 +75,8 @@ def types(*, schedule: Any, links: Any, remat: Any, seed: Any, clip_norm: Any, a
         _wrong("links", links, "give 'gloo' or 'nccl'")
     if remat is not None and not isinstance(remat, str):
         _wrong("remat", remat, "give a string, such as 'always'")
-    if not _is_whole(seed):
-        _wrong("seed", seed, "give a whole number of at least 0")
+    if not _is_whole(seed) or seed > SEED_MAX:
+        _wrong("seed", seed, f"give a whole number from 0 to {SEED_MAX}")
     for name, value in (("clip_norm", clip_norm), ("average", average)):
         if value is not None and not (_is_number(value) and value > 0):
             _wrong(name, value, "give a number above 0")

@@ -11,7 +11,7 @@ use pyo3::{exceptions::PyValueError, prelude::*};
 
 use crate::{
     convert::{PySpec, kind, spec},
-    failure::Failure,
+    failure::{Failure, raised},
     layer::{Described, Values},
     loss::PyLoss,
 };
@@ -83,7 +83,7 @@ impl Rule {
 }
 
 fn wrong(error: impl std::fmt::Display) -> PyErr {
-    PyValueError::new_err(error.to_string())
+    Python::with_gil(|py| raised(py, "SettingError", &error.to_string()))
 }
 
 /// A builder, and the values that its pipeline starts with.
