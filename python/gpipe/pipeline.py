@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _gpipe, autograd, checks, timing, updates
+from . import _gpipe, autograd, checks, threads, timing, updates
 from . import random as _  # noqa: F401  keyed dropout inside layers
 from .errors import SettingError
 from .loss import OnStages
@@ -30,6 +30,7 @@ from .report import Evaluation, StepReport
 def _close_all() -> None:
     for pipe in list(updates.opened):
         pipe.close()
+    threads.end_layers()
 
 
 def _one_at_a_time(method: Callable) -> Callable:

@@ -283,6 +283,34 @@ def test_it_exits_after_an_exception():
     assert found.returncode == 7
 
 
+def test_regression_it_exits_while_a_layer_that_was_given_up_still_runs():
+    """After a DeadlineError the interpreter aborted at its exit, and lost the exit code."""
+    program = textwrap.dedent("""
+        from common import batch, pipeline
+        import torch
+        from torch import nn
+        import gpipe
+
+        class Hangs(nn.Module):
+            def forward(self, x):
+                while armed:
+                    x = x + 1
+                return x
+
+        armed = []
+        pipe = pipeline(nn.Sequential(nn.Linear(6, 6), Hangs(), nn.Linear(6, 3)), deadline=2.0)
+        pipe.train_step(*batch())
+        armed.append(True)
+        try:
+            pipe.train_step(*batch())
+        except gpipe.errors.DeadlineError:
+            raise SystemExit(7)
+    """)
+    found = subprocess.run([sys.executable, "-c", program], timeout=300,
+                           cwd=os.path.dirname(os.path.abspath(__file__)))
+    assert found.returncode == 7
+
+
 def test_loaders_that_fork_work():
     out = run("""
         import torch
