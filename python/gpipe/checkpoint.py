@@ -1,6 +1,9 @@
 """Checkpoints, as the `gpipe` command and `Pipeline.save` write them."""
 
+import io
 import os
+import pickle
+from pathlib import Path
 
 import torch
 from torch import nn
@@ -10,14 +13,37 @@ from .errors import CheckpointError
 from .sequence import layers_of
 
 
+# The file with what only Python knows: the user's buffers, and the rates of the optimizer.
+OWN = "python.pt"
+
+
+def packed(own: dict) -> tuple[str, bytes]:
+    """The file of a checkpoint that holds `own`."""
+    stream = io.BytesIO()
+    torch.save(own, stream)
+    return OWN, stream.getvalue()
+
+
+def unpacked(folder: str | os.PathLike) -> tuple[Path, dict]:
+    """The folder of the checkpoint that `folder` is, or of the newest in it, and what `packed` was
+    given. The `gpipe` command writes none."""
+    found, content = _gpipe.checkpoint_file(os.fspath(folder), OWN)
+    if content is None:
+        return Path(found), {}
+    try:
+        return Path(found), torch.load(io.BytesIO(content), weights_only=True)
+    except (pickle.UnpicklingError, RuntimeError) as error:
+        raise CheckpointError(f"{found}: cannot read {OWN}: {error}") from error
+
+
 def load(folder: str | os.PathLike, model: nn.Module | None = None, *,
          averages: bool = False) -> dict[str, torch.Tensor]:
     """The parameters of the newest checkpoint in `folder`, or of the checkpoint that it is.
 
     With `model`, what the pipeline was given (an `nn.Sequential` or a `gpipe.sequence`), they have
-    the names of `model.state_dict()`, and `model.load_state_dict` takes them. Buffers that are in
-    no checkpoint are the model's. Without it, they have the names of the layers, and a tied
-    parameter has one of its names.
+    the names of `model.state_dict()`, and `model.load_state_dict` takes them. Buffers that the
+    checkpoint does not have are the model's. Without it, they have the names of the layers, and a
+    tied parameter has one of its names.
 
     With `averages`, the moving averages of the weights in the place of the weights.
 
@@ -52,4 +78,4 @@ def _read(folder: str | os.PathLike, averages: bool) -> dict[str, torch.Tensor]:
     for name, value in found.items():
         if name.rpartition(".")[2] == "num_batches_tracked":
             found[name] = value.reshape(()).long()
-    return found
+    return {**unpacked(folder)[1].get("buffers", {}), **found}

@@ -10,7 +10,7 @@ from torch import nn
 
 from . import batch_norm
 from .checks import DTYPES
-from .errors import SettingError
+from .errors import CheckpointError, SettingError
 from .layer import Layer, Spec, Structure, cast_buffers, describe, spec_of, usable
 from .sequence import layers_of
 
@@ -216,6 +216,31 @@ class ModuleTensor:
             self.tensor.copy_(value)
 
 
+class OtherBuffer:
+    """A buffer of the user's module that the engine does not know. The pipeline's copy of the
+    module has it, or a copy of it."""
+
+    def __init__(self, name: str, module: nn.Module, copies: dict, key: str):
+        self.name, self.table, self.copies, self.key = name, module._buffers, copies, key
+        self.value: torch.Tensor = module._buffers[key]
+        self.is_persistent = key not in module._non_persistent_buffers_set
+        self.is_shared = copies.get(key) is self.value
+        self.version = self.value._version
+
+    def is_changed(self) -> bool:
+        """Whether the user has changed it, and the pipeline's copy has not changed with it."""
+        is_kept = self.is_shared or self.value._version == self.version
+        return not (self.table.get(self.key) is self.value and is_kept)
+
+    def write(self, value: torch.Tensor) -> None:
+        """Writes a value into it, and into the pipeline's copy."""
+        with torch.no_grad():
+            self.value.copy_(value)
+            if self.copies.get(self.key) is not self.value:
+                self.copies[self.key].copy_(value)
+        self.version = self.value._version
+
+
 class Tensors(list[ModuleTensor]):
     """The module's own tensors that the engine trains or keeps, each once."""
 
@@ -238,10 +263,9 @@ class Tensors(list[ModuleTensor]):
                 else:
                     found[id(table[key])] = ModuleTensor([name], table, key, own)
         super().__init__(found.values())
-        # Other buffers, which the engine does not know: the pipeline's copy of the module has them.
         self.others = [
-            (f"{layer.name}.{path}.{key}" if path else f"{layer.name}.{key}", original._buffers,
-             key, value, value._version, own._buffers.get(key) is value)
+            OtherBuffer(f"{layer.name}.{path}.{key}" if path else f"{layer.name}.{key}", original,
+                        own._buffers, key)
             for layer in layers
             for (path, original), own in zip(layer.original.named_modules(), layer.module.modules())
             for key, value in original._buffers.items()
@@ -264,11 +288,30 @@ class Tensors(list[ModuleTensor]):
                     f"'{own.name}' is not the tensor, or has not the memory, that it had when the "
                     f"pipeline was made (model.to(...), p.data = ..., another nn.Parameter): make "
                     f"a new pipeline")
-        for name, table, key, value, version, is_shared in self.others:
-            same = table.get(key) is value and (is_shared or value._version == version)
-            if not same:
-                raise SettingError(f"the buffer '{name}' has changed since the pipeline was made, "
-                                   f"which has a copy of it: make a new pipeline")
+        for own in self.others:
+            if own.is_changed():
+                raise SettingError(f"the buffer '{own.name}' has changed since the pipeline was "
+                                   f"made, which has a copy of it: make a new pipeline")
+
+    def buffers(self) -> dict[str, torch.Tensor]:
+        """Values of the buffers of the user's own that belong to the module's state."""
+        return {own.name: own.value.detach().cpu().clone() for own in self.others
+                if own.is_persistent}
+
+    def check_buffers(self, values: dict[str, torch.Tensor]) -> None:
+        """Refuses values that are not those of the module's buffers."""
+        for name, own in self.buffers().items():
+            if name not in values:
+                raise CheckpointError(f"it has no buffer '{name}'")
+            if values[name].shape != own.shape:
+                raise CheckpointError(f"the buffer '{name}' is {list(own.shape)}, the "
+                                      f"checkpoint's {list(values[name].shape)}")
+
+    def set_buffers(self, values: dict[str, torch.Tensor]) -> None:
+        """Gives the buffers of the user's own these values."""
+        for own in self.others:
+            if own.is_persistent:
+                own.write(values[own.name])
 
     def check_hooks(self) -> None:
         """Refuses hooks of parameters that only a backward of autograd's would call."""

@@ -9,9 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from torch import optim
+from torch import Tensor, optim
 
-from .errors import SettingError
+from .errors import CheckpointError, SettingError
 
 
 def _sgd(group):
@@ -47,6 +47,9 @@ def _adafactor(group):
 
 RULES = {optim.SGD: _sgd, optim.Adam: _adam, optim.AdamW: _adamw, optim.RMSprop: _rmsprop,
          optim.Adafactor: _adafactor}
+
+# What a group has of its rate. A scheduler adds the second.
+RATES = "lr", "initial_lr"
 
 
 def _refuse(group, name, **wanted):
@@ -173,6 +176,27 @@ class Mapped:
             self.rates.groups = before.groups
             return now.lr, None
         return now.lr, self.groups()
+
+    def saved(self) -> list[dict[str, float]]:
+        """Each group's rate, and the one that a scheduler began with."""
+        return [{key: float(group[key]) for key in RATES if key in group}
+                for group in self.optimizer.param_groups]
+
+    def check_saved(self, saved: list[dict[str, float]]) -> None:
+        """Refuses rates that are of other groups."""
+        if len(saved) != len(self.optimizer.param_groups):
+            raise CheckpointError(
+                f"it was saved with {len(saved)} groups of parameters, the optimizer has "
+                f"{len(self.optimizer.param_groups)}: make the optimizer with the same groups")
+
+    def restore(self, saved: list[dict[str, float]]) -> None:
+        """Gives the groups the rates that they had."""
+        for group, rates in zip(self.optimizer.param_groups, saved):
+            for key, rate in rates.items():
+                if isinstance(group.get(key), Tensor):
+                    group[key].fill_(rate)
+                else:
+                    group[key] = rate
 
     def stepped(self) -> None:
         """Tells a scheduler that the optimizer has made its step."""

@@ -15,9 +15,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from . import _gpipe, autograd, checks, threads, timing, updates
+from . import _gpipe, autograd, checkpoint, checks, threads, timing, updates
 from . import random as _  # noqa: F401  keyed dropout inside layers
-from .errors import SettingError
+from .errors import CheckpointError, SettingError
 from .loss import OnStages
 from .network import Network, samples_of
 from .optimizer import Mapped
@@ -224,9 +224,7 @@ class Pipeline:
         if groups is not None:
             self._engine.regroup(groups)
         report = StepReport.of(self._engine.train_step(tensors, targets, lr))
-        # The stages wrote into their memory. Other pipelines over the module may have copies.
-        updates.count(own.tensor for own in self._network.tensors
-                      if not own.is_copied and (own.is_buffer or own.is_trained))
+        self._count_updates()
         stale = any(own.is_stale for own in self._network.tensors)
         if stale and self._on_cpu and self._size == 1:
             self._write_back()
@@ -311,21 +309,41 @@ class Pipeline:
 
     @_one_at_a_time
     def save(self, folder: str | os.PathLike, *, keep: int = 2) -> Path:
-        """Saves parameters, optimizer state, averages and the number of steps as a checkpoint in
-        `folder`, in the `gpipe` command's format. Returns the checkpoint's folder.
+        """Saves parameters, buffers, optimizer state and rates, averages and the number of steps as
+        a checkpoint in `folder`, in the `gpipe` command's format. Returns the checkpoint's folder.
 
         `keep` is how many of the newest checkpoints stay.
         """
         self._needs()
         self._send_changes()
-        return Path(self._engine.save(os.fspath(folder), keep))
+        own = {"buffers": self._network.tensors.buffers(),
+               "rates": self._mapped and self._mapped.saved()}
+        return Path(self._engine.save(os.fspath(folder), keep, [checkpoint.packed(own)]))
 
     @_one_at_a_time
     def load(self, folder: str | os.PathLike) -> Path:
         """Restores the newest checkpoint in `folder`, or the checkpoint that `folder` is. It may
-        have been saved with another number of stages. Returns the checkpoint's folder."""
+        have been saved with another number of stages. Returns the checkpoint's folder.
+
+        The optimizer's groups get the learning rates that they had. Make a scheduler before, and
+        call its `load_state_dict` afterwards.
+        """
         self._needs()
-        found = Path(self._engine.restore(os.fspath(folder)))
+        found, own = checkpoint.unpacked(folder)
+        buffers, rates = own.get("buffers"), own.get("rates") if self._mapped else None
+        try:
+            if buffers is not None:
+                self._network.tensors.check_buffers(buffers)
+            if rates is not None:
+                self._mapped.check_saved(rates)
+        except CheckpointError as error:
+            raise CheckpointError(f"checkpoint {found} does not fit: {error}") from None
+        self._engine.restore(os.fspath(found))
+        self._count_updates()
+        if buffers is not None:
+            self._network.tensors.set_buffers(buffers)
+        if rates is not None:
+            self._mapped.restore(rates)
         if self._size == 1:
             self._write_back()
         self._sync_counters()
@@ -466,6 +484,12 @@ class Pipeline:
                 self._engine.refresh()
         for own in changed:
             own.version = own.tensor._version
+
+    def _count_updates(self) -> None:
+        """Counts what the stages have written into the memory of the module's tensors. Other
+        pipelines over the module may have copies."""
+        updates.count(own.tensor for own in self._network.tensors
+                      if not own.is_copied and (own.is_buffer or own.is_trained))
 
     def _write_back(self) -> None:
         """Writes the stages' values into the module, where it does not share them."""

@@ -284,8 +284,15 @@ impl Engine {
         self.with(py, |owned| Ok(owned.pipeline.steps()))
     }
 
-    /// Saves a checkpoint in `folder`, and waits until it is on disk. Returns its folder.
-    fn save(&self, py: Python<'_>, folder: PathBuf, keep: usize) -> PyResult<PathBuf> {
+    /// Saves a checkpoint in `folder` with further `files`, and waits until it is on disk. Returns
+    /// its folder.
+    fn save(
+        &self,
+        py: Python<'_>,
+        folder: PathBuf,
+        keep: usize,
+        files: Vec<(String, Vec<u8>)>,
+    ) -> PyResult<PathBuf> {
         let cluster = self.cluster.clone();
         self.with_files(py, move |owned| {
             let settings = CheckpointSettings { keep, ..CheckpointSettings::default() };
@@ -296,7 +303,7 @@ impl Engine {
                 }
                 None => Checkpoints::open(&folder, settings)?,
             };
-            let mut info = RunInfo::default();
+            let mut info = RunInfo { files, ..RunInfo::default() };
             info.progress.batches = owned.pipeline.steps();
             let first = checkpoints.save(&mut owned.pipeline, info)?;
             let saved = checkpoints.wait()?.or(first);

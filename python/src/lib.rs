@@ -40,5 +40,6 @@ fn _gpipe(module: &Bound<'_, PyModule>) -> PyResult<()> {
     module.add_function(wrap_pyfunction!(planning::plan, module)?)?;
     module.add_function(wrap_pyfunction!(planning::cut, module)?)?;
     module.add_function(wrap_pyfunction!(planning::checkpoint_parameters, module)?)?;
+    module.add_function(wrap_pyfunction!(planning::checkpoint_file, module)?)?;
     Ok(())
 }

@@ -1,6 +1,9 @@
 //! Profiles, plans and checkpoints on disk, for Python.
 
-use std::path::{Path, PathBuf};
+use std::{
+    borrow::Cow,
+    path::{Path, PathBuf},
+};
 
 use gpipe::{
     Bytes, Error, PipelineBuilder, Result, Schedule, Tensors,
@@ -126,4 +129,20 @@ pub(crate) fn checkpoint_parameters(
     let (values, folder) =
         read.map_err(|error| raised(py, "CheckpointError", &error.to_string()))?;
     Ok((named(values), folder))
+}
+
+/// The folder of the newest checkpoint in `folder`, or of the one that `folder` is, and what
+/// [`Engine::save`](crate::engine::Engine) was given as its file `name`.
+#[pyfunction]
+pub(crate) fn checkpoint_file(
+    py: Python<'_>,
+    folder: PathBuf,
+    name: &str,
+) -> PyResult<(PathBuf, Option<Cow<'static, [u8]>>)> {
+    let read = || {
+        let found = find(&folder)?;
+        Ok((found.folder().to_path_buf(), found.run_file(name)?.map(Cow::Owned)))
+    };
+    let read: std::result::Result<_, CheckpointError> = py.allow_threads(read);
+    read.map_err(|error| raised(py, "CheckpointError", &error.to_string()))
 }

@@ -342,3 +342,96 @@ def test_a_sequences_state_leaves_nothing_out():
         sequence.state_dict()
     assert gpipe.sequence(own, ["a", ("flat", nn.Flatten())]).state_dict().keys() == {
         "a.weight", "a.bias"}
+
+
+SCHEDULERS = {
+    "cosine": lambda own: torch.optim.lr_scheduler.CosineAnnealingLR(own, 10),
+    "steps": lambda own: torch.optim.lr_scheduler.StepLR(own, 2, 0.5),
+    "lambda": lambda own: torch.optim.lr_scheduler.LambdaLR(own, lambda epoch: 1 / (1 + epoch)),
+    "none": lambda own: None,
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULERS)
+def test_regression_a_resumed_run_has_its_learning_rates(tmp_path, name):
+    """A scheduler keeps its rate in the optimizer, and a checkpoint left that out: the resumed run
+    went on with the first rate."""
+    def started(seed):
+        own = model(seed=seed)
+        groups = [{"params": own[0].parameters(), "lr": 0.02}, {"params": own[1:].parameters()}]
+        optimizer = torch.optim.AdamW(groups, 0.01)
+        return own, optimizer, SCHEDULERS[name](optimizer)
+
+    def steps(pipe, scheduler, numbers):
+        for number in numbers:
+            yield pipe.train_step(*batch(seed=number)).loss
+            if scheduler:
+                scheduler.step()
+
+    own, optimizer, scheduler = started(0)
+    with pipeline(own, optimizer=optimizer) as pipe:
+        whole = list(steps(pipe, scheduler, range(6)))
+    uninterrupted = values(own)
+
+    own, optimizer, scheduler = started(0)
+    with pipeline(own, optimizer=optimizer) as pipe:
+        losses = list(steps(pipe, scheduler, range(3)))
+        pipe.save(tmp_path)
+        kept = scheduler and copy.deepcopy(scheduler.state_dict())
+        rates = [group["lr"] for group in optimizer.param_groups]
+    own, optimizer, scheduler = started(3)
+    if scheduler is None:
+        optimizer.param_groups[0]["lr"] = torch.tensor(1.0, dtype=torch.float64)
+    with pipeline(own, optimizer=optimizer, stages=3) as pipe:
+        pipe.load(tmp_path)
+        if scheduler:
+            scheduler.load_state_dict(kept)
+        assert [group["lr"] for group in optimizer.param_groups] == rates
+        losses += steps(pipe, scheduler, range(3, 6))
+    assert losses == whole
+    assert_same(values(own), uninterrupted)
+    with pipeline(own, optimizer=adam(own)) as pipe:
+        before = values(own)
+        with pytest.raises(gpipe.errors.CheckpointError, match="2 groups.*the optimizer has 1"):
+            pipe.load(tmp_path)
+        assert_same(values(own), before)
+
+
+class Scales(nn.Module):
+    def __init__(self, size=1):
+        super().__init__()
+        self.register_buffer("scale", torch.ones(size))
+        self.register_buffer("cache", torch.ones(1), persistent=False)
+
+    def forward(self, x):
+        return x * self.scale * self.cache
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_regression_a_checkpoint_has_the_users_buffers(tmp_path, dtype):
+    """Only the running statistics of batch norms were saved."""
+    def made(scale, size=1):
+        own = nn.Sequential(nn.Linear(6, 6), nn.Sequential(Scales(size)), nn.Linear(6, 3))
+        own[1][0].scale.fill_(scale)
+        return own
+
+    x, y = batch()
+    own, other = made(3.0), made(1.0)
+    with pipeline(own, dtype=dtype) as pipe:
+        expected = pipe.evaluate(x, y).loss
+        pipe.save(tmp_path)
+    with pipeline(other, dtype=dtype, stages=3) as pipe:
+        pipe.load(tmp_path)
+        assert pipe.evaluate(x, y).loss == expected
+        assert pipe.train_step(x, y).loss == expected
+    assert other[1][0].scale.item() == 3.0
+    third = made(1.0)
+    third.load_state_dict(gpipe.load(tmp_path, third))
+    assert_same(values(third), values(own))
+    assert gpipe.load(tmp_path)["1.0.scale"].item() == 3.0
+    larger = made(2.0, 6)
+    with pipeline(larger, dtype=dtype) as pipe:
+        before = values(larger)
+        with pytest.raises(gpipe.errors.CheckpointError, match=r"'1.0.scale' is \[6\].* \[1\]"):
+            pipe.load(tmp_path)
+        assert_same(values(larger), before)

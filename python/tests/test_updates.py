@@ -132,6 +132,18 @@ def test_regression_a_second_pipeline_sees_the_updates_of_the_first(kind):
     assert losses[2] < losses[1] < losses[0]
 
 
+def test_a_second_pipeline_sees_what_the_first_loads(tmp_path):
+    own = tied()
+    x, y = tokens()
+    with made(own, optimizer=torch.optim.SGD(own.parameters(), lr=1.0)) as pipe, made(own) as other:
+        first = other.evaluate(x, y).loss
+        pipe.save(tmp_path)
+        pipe.train_step(x, y)
+        assert other.evaluate(x, y).loss != first
+        pipe.load(tmp_path)
+        assert other.evaluate(x, y).loss == first
+
+
 def test_a_backward_of_another_pipeline_after_a_step_is_refused():
     own = tied()
     x, y = tokens()
