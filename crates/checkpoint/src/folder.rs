@@ -151,13 +151,22 @@ pub(crate) fn aside(folder: &Path, batches: u64) -> PathBuf {
     folder.join(format!("{}{WRITING}", name(batches)))
 }
 
+/// The beginning of the name of a folder in which ranks see that they share its parent.
+const MEETING: &str = "meeting-";
+
+/// The folder in which ranks meet, by what rank 0 chose for its name.
+pub(crate) fn meeting(folder: &Path, token: &str) -> PathBuf {
+    folder.join(format!("{MEETING}{token}{WRITING}"))
+}
+
 /// Removes what killed processes and failed saves left unfinished. No other process may be writing
 /// in `folder`.
 pub(crate) fn remove_unfinished(files: &Files, folder: &Path) -> Result<()> {
     for name in entries(folder)? {
         let plain = |suffix| name.strip_suffix(suffix).filter(|plain| number(plain).is_some());
         let is_half = plain(WRITING).or(plain(REMOVING)).is_some()
-            || [LATEST, BEST].iter().any(|link| name.strip_suffix(WRITING) == Some(link));
+            || [LATEST, BEST].iter().any(|link| name.strip_suffix(WRITING) == Some(link))
+            || (name.starts_with(MEETING) && name.ends_with(WRITING));
         let path = folder.join(&name);
         match plain(REPLACED).map(|plain| folder.join(plain)) {
             Some(plain) if !is_there(&plain) => files.rename(&path, &plain)?,

@@ -1,12 +1,20 @@
 //! Coordinates the ranks of a run that save together. Each rank writes the state of its stages into
 //! a shared folder, and rank 0 writes everything else.
 
-use std::{path::Path, sync::Arc, time::Duration};
+use std::{
+    path::Path,
+    sync::Arc,
+    time::{Duration, SystemTime},
+};
 
 use gpipe::processes::{PeerError, Transport};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::error::{CheckpointError, Result};
+use crate::{
+    error::{CheckpointError, Result},
+    files::Files,
+    folder,
+};
 
 /// The ranks that save together, or a single process.
 #[derive(Clone, Default)]
@@ -80,6 +88,29 @@ impl Together {
             what: "a checkpoint".into(),
             reason: "an error of its own got lost".into(),
         })
+    }
+
+    /// Returns an error, on all ranks, unless each one sees the same `folder` and can write in it.
+    /// A folder of that name alone is no proof: a host may have one of its own from an earlier run.
+    pub(crate) fn meet_in(&self, folder: &Path, files: &Files) -> Result<()> {
+        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+        let token = format!("{}-{}", std::process::id(), now.as_nanos());
+        let tokens = self.exchange(Lane::Training, Ok(token))?;
+        let meeting = folder::meeting(folder, tokens.first().map_or("", String::as_str));
+        let made = match self.is_first() {
+            true => files.create_folder_within(&meeting),
+            false => Ok(()),
+        };
+        self.all(Lane::Training, made)?;
+        let rank = self.0.as_ref().map_or(0, |transport| transport.rank());
+        let wrote = self
+            .see(&meeting)
+            .and_then(|()| files.write_new(&meeting.join(format!("rank-{rank}")), b""));
+        let wrote = self.all(Lane::Training, wrote);
+        if self.is_first() {
+            let _ = files.remove(&meeting); // the next start removes what stays
+        }
+        wrote
     }
 
     /// Returns an error unless this process sees the folder that rank 0 made.

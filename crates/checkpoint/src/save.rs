@@ -147,8 +147,8 @@ impl Checkpoints {
             false => Ok(()),
         };
         together.all(Lane::Training, opened)?;
-        let seen = together.see(folder).and_then(|()| FolderIdentity::of(folder));
-        let home = together.all(Lane::Training, seen)?;
+        together.meet_in(folder, &settings.files)?;
+        let home = together.all(Lane::Training, FolderIdentity::of(folder))?;
         Ok(Self { home, settings, together, writing: None })
     }
 

@@ -364,7 +364,7 @@ fn fault_flags_that_do_not_fit_name_the_other_one() {
         &train(&["tiny.toml", "--init", "model"]),
         &["--init model: it is a model's folder: --from takes"],
     );
-    refuses(&train(&["--from", "run"]), &["it is a run of gpipe: --init takes its weights"]);
+    refuses(&train(&["--from", "run"]), &["it is a run of gpipe: `gpipe train --resume run`"]);
     refuses(&train(&["--from", "nowhere"]), &["nowhere: there is no such folder"]);
     refuses(&train(&["--from", "text.txt"]), &["it is no folder with a config.json"]);
     refuses(&train(&["--from", "model", "--init", "run"]), &["cannot be used with"]);

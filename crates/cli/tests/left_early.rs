@@ -77,7 +77,14 @@ fn fault_a_second_signal_ends_at_once_and_the_run_still_goes_on() {
     process.until("step 9/12");
     process.signal("TERM");
     process.until("saving after this step");
+    // At once it is the same request: `timeout` signals a process, and then its group.
     process.signal("TERM");
+    assert_eq!(process.ends_within(Duration::from_millis(300)), None, "{}", process.printed);
+    let mut ended = None;
+    while ended.is_none() {
+        process.signal("TERM");
+        ended = process.ends_within(Duration::from_millis(200));
+    }
     assert_eq!(process.end(), Err(15), "{}", process.printed);
     assert_eq!(steps(&folder, "run"), [8]);
     folder.succeeds(&resume);
@@ -106,7 +113,7 @@ fn poisoned() -> (Folder, Vec<&'static str>) {
     let (_, table) = weights.iter().find(|(name, _)| name == "embedding.tokens").unwrap();
     for token in 0..tokenizer.vocabulary() {
         if tokenizer.token_bytes(u32::try_from(token).unwrap()).unwrap().contains(&b'Q') {
-            let _ = table.get(token as i64).fill_(f64::NAN);
+            let _ = table.get(token as i64).fill_(3e38); // the first norm overflows
         }
     }
     weights::save(&folder.path("poisoned.safetensors"), &weights).unwrap();
@@ -139,7 +146,7 @@ fn transparency_skipped_mini_batches_are_recorded_and_survive_an_interruption() 
         let warning = format!("gpipe: warning: step {} is skipped: stage ", i + 1);
         assert_eq!(warned.contains(&warning), is_skipped, "{warning}: {warned}");
     }
-    assert!(warned.contains("layer 'embedding'") && warned.contains("not finite"), "{warned}");
+    assert!(warned.contains("layer '0.attention'") && warned.contains("not finite"), "{warned}");
 
     // Two processes leave out the same ones. There the layer is not looked for.
     fn launch(out: &str) -> Vec<&str> {
@@ -162,7 +169,7 @@ fn transparency_skipped_mini_batches_are_recorded_and_survive_an_interruption() 
             skipped[0]
         ),
         format!("step {number}: stage "),
-        "layer 'embedding'".into(),
+        "layer '0.attention'".into(),
         "not finite".into(),
         "--on-nan skip".into(),
     ];
@@ -402,4 +409,32 @@ fn regression_only_a_state_that_is_on_disk_is_said_to_be_saved() {
         true => assert!(own.is_empty() && !printed.contains(" is saved; "), "{own:?}: {printed}"),
         false => assert_eq!(own, [step_told(printed)], "{printed}"),
     }
+}
+
+/// A host with a run of that name on a disk of its own trained to the end, and nothing was saved.
+#[test]
+fn regression_hosts_that_do_not_share_the_folder_say_so_before_the_first_step() {
+    let test = "regression_hosts_that_do_not_share_the_folder_say_so_before_the_first_step";
+    let folder = Folder::new();
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let script = format!(
+        "mkdir -p out other/run/checkpoints
+        export WORLD_SIZE=2 MASTER_ADDR=127.0.0.1 MASTER_PORT={port}
+        unshare --mount bash -c 'mount --bind other out; RANK=1 $GPIPE {train}; echo code $?' \
+          > b.out 2>&1 &
+        RANK=0 $GPIPE {train} > a.out 2>&1 || echo code $? >> a.out
+        wait",
+        train = train("out/run", &["--stages", "2"]).join(" ")
+    );
+    if with_mounts(&folder, test, &script).is_none() {
+        return;
+    }
+    for (name, who) in [("a.out", "rank 1: "), ("b.out", "")] {
+        let said = fs::read_to_string(folder.path(name)).unwrap();
+        assert!(said.contains("code 1"), "{name}: {said}");
+        assert!(said.contains(who) && said.contains("a file system that they share"), "{said}");
+        assert!(!said.contains("step 1/"), "{name}: {said}");
+    }
+    let left = fs::read_dir(folder.path("out/run/checkpoints")).unwrap();
+    assert_eq!(left.count(), 0, "nothing of the meeting stays");
 }

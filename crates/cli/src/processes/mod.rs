@@ -13,7 +13,7 @@ use std::{
     io,
     panic::{AssertUnwindSafe, catch_unwind},
     path::Path,
-    sync::Arc,
+    sync::{Arc, mpsc},
     thread::ScopedJoinHandle,
     time::Duration,
 };
@@ -23,13 +23,18 @@ use gpipe::{
     processes::{PeerError, Replicas, Transport},
 };
 use gpipe_distributed::{
-    Cluster, Meeting, Member,
+    Cluster, Meeting, Member, Store,
     environment::Environment,
     threads::{self, SharedSums},
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{CliError, args::ConfigArguments, config::Config, output};
+use crate::{
+    CliError,
+    args::ConfigArguments,
+    config::Config,
+    output::{self, complain},
+};
 
 /// The most replicas in one process.
 pub(crate) const REPLICAS_MAX: usize = 256;
@@ -62,6 +67,49 @@ pub(crate) struct Processes {
     sums: Option<SharedSums>,
 }
 
+/// How long processes meet without a word.
+const SILENCE: Duration = Duration::from_secs(5);
+
+/// A line that is printed if something takes long.
+struct Waiting {
+    /// Ends the wait when dropped.
+    _ends: Option<mpsc::Sender<()>>,
+}
+
+impl Waiting {
+    fn tell_after(time: Duration, line: String) -> Self {
+        let (ends, ended) = mpsc::channel::<()>();
+        let wait = move || {
+            if ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout) {
+                complain!("gpipe: {line}");
+            }
+        };
+        // Without a thread to spare nothing is told, and nothing is lost.
+        let thread = std::thread::Builder::new().name("gpipe-waiting".into()).spawn(wait);
+        Self { _ends: thread.is_ok().then_some(ends) }
+    }
+}
+
+/// What this process waits for when it meets the others.
+fn whom_it_awaits(environment: &Environment, meeting: &Meeting) -> String {
+    let Environment { rank, size, .. } = environment;
+    match &meeting.store {
+        Store::At { host, port } => {
+            format!("rank {rank} of {size} waits for all of them at {host}:{port}")
+        }
+        Store::Serve(listener) => {
+            let address = listener.local_addr();
+            let is_here = address.as_ref().is_ok_and(|address| address.ip().is_loopback());
+            let at = address.map_or_else(|_| String::new(), |address| format!(" at {address}"));
+            let hint = match is_here {
+                true => ", an address that only this host reaches: for several, set GPIPE_ADDRESS",
+                false => "",
+            };
+            format!("rank {rank} of {size} waits for the others{at}{hint}")
+        }
+    }
+}
+
 impl Processes {
     /// Meets the other processes in `environment` and calls `command`. If it fails, the other
     /// processes end too.
@@ -81,7 +129,10 @@ impl Processes {
         ];
         let facts = facts.map(|(name, value)| (format!("version of {name}"), value)).into();
         let meeting = environment.meeting(Duration::from_secs(timeout_s), facts)?;
-        let processes = Self { cluster: Some(Cluster::join(meeting)?), ..alone };
+        let waiting = Waiting::tell_after(SILENCE, whom_it_awaits(environment, &meeting));
+        let cluster = Some(Cluster::join(meeting)?);
+        drop(waiting);
+        let processes = Self { cluster, ..alone };
         let done = command(&processes);
         if let Err(error) = &done {
             processes.fail(error);

@@ -1,5 +1,6 @@
 //! SIGINT (Ctrl-C) and SIGTERM. Before the first step, a signal ends the run. After it, the first
-//! signal makes the run save and stop, and the second ends it at once.
+//! signal makes the run save and stop, and the second ends it at once. The second is one that comes
+//! a second later or more.
 
 use std::{
     sync::{
@@ -7,6 +8,7 @@ use std::{
         atomic::{AtomicBool, AtomicI32, Ordering},
     },
     thread,
+    time::{Duration, Instant},
 };
 
 use signal_hook::{
@@ -22,6 +24,9 @@ use crate::{
 
 /// Whether a run of this process has begun, which has something to save.
 static HAS_BEGUN: AtomicBool = AtomicBool::new(false);
+
+/// A signal that follows the first one sooner than this is the same request.
+const REPEAT: Duration = Duration::from_secs(1);
 
 /// Until the run begins, says what a signal ends.
 pub(crate) fn tell_before_the_first_step() -> Result<(), CliError> {
@@ -53,10 +58,16 @@ impl Stop {
         let asked = Arc::clone(&stop.0);
         // Of several replicas in one process, one says it.
         let is_quiet = is_quiet();
+        let mut first = None::<Instant>;
         watch(move |signal| {
             if asked.swap(signal, Ordering::SeqCst) != 0 {
+                // `timeout` and schedulers send a signal to the process and then to its group.
+                if first.is_some_and(|first| first.elapsed() < REPEAT) {
+                    return;
+                }
                 let _ = emulate_default_handler(signal); // ends the process
             }
+            first = Some(Instant::now());
             if !is_quiet {
                 complain!(
                     "gpipe: {}: saving after this step; a second signal ends the run at once, \
