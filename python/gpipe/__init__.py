@@ -41,7 +41,7 @@ from .report import DeviceReport, Evaluation, StepReport  # noqa: E402
 from .sequence import Sequence, sequence  # noqa: E402
 from .verify import verify  # noqa: E402
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 __all__ = ["DeviceReport", "Error", "Evaluation", "LastAxis", "Loss", "Pipeline", "Plan", "Profile",
            "Sequence", "StepReport", "compat", "errors", "load", "plan", "sequence", "skip",
            "verify"]

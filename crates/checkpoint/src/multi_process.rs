@@ -1,20 +1,12 @@
 //! Coordinates the ranks of a run that save together. Each rank writes the state of its stages into
 //! a shared folder, and rank 0 writes everything else.
 
-use std::{
-    path::Path,
-    sync::Arc,
-    time::{Duration, SystemTime},
-};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use gpipe::processes::{PeerError, Transport};
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{
-    error::{CheckpointError, Result},
-    files::Files,
-    folder,
-};
+use crate::error::{CheckpointError, Result};
 
 /// The ranks that save together, or a single process.
 #[derive(Clone, Default)]
@@ -90,27 +82,9 @@ impl Together {
         })
     }
 
-    /// Returns an error, on all ranks, unless each one sees the same `folder` and can write in it.
-    /// A folder of that name alone is no proof: a host may have one of its own from an earlier run.
-    pub(crate) fn meet_in(&self, folder: &Path, files: &Files) -> Result<()> {
-        let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
-        let token = format!("{}-{}", std::process::id(), now.as_nanos());
-        let tokens = self.exchange(Lane::Training, Ok(token))?;
-        let meeting = folder::meeting(folder, tokens.first().map_or("", String::as_str));
-        let made = match self.is_first() {
-            true => files.create_folder_within(&meeting),
-            false => Ok(()),
-        };
-        self.all(Lane::Training, made)?;
-        let rank = self.0.as_ref().map_or(0, |transport| transport.rank());
-        let wrote = self
-            .see(&meeting)
-            .and_then(|()| files.write_new(&meeting.join(format!("rank-{rank}")), b""));
-        let wrote = self.all(Lane::Training, wrote);
-        if self.is_first() {
-            let _ = files.remove(&meeting); // the next start removes what stays
-        }
-        wrote
+    /// The rank of this process.
+    pub(crate) fn rank(&self) -> usize {
+        self.0.as_ref().map_or(0, |transport| transport.rank())
     }
 
     /// Returns an error unless this process sees the folder that rank 0 made.

@@ -19,7 +19,7 @@ use std::{
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError, mpsc},
     thread,
-    time::{Duration, Instant},
+    time::{Duration, Instant, SystemTime},
 };
 
 use gpipe::{
@@ -147,7 +147,7 @@ impl Checkpoints {
             false => Ok(()),
         };
         together.all(Lane::Training, opened)?;
-        together.meet_in(folder, &settings.files)?;
+        meet_in(folder, &together, &settings.files)?;
         let home = together.all(Lane::Training, FolderIdentity::of(folder))?;
         Ok(Self { home, settings, together, writing: None })
     }
@@ -261,6 +261,27 @@ impl Drop for Checkpoints {
             let _ = self.wait();
         }
     }
+}
+
+/// Returns an error, on all ranks, unless each one sees the same `folder` and can write in it. A
+/// folder of that name alone is no proof: a host may have one of its own from an earlier run.
+fn meet_in(folder: &Path, together: &Together, files: &Files) -> Result<()> {
+    let now = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let token = format!("{}-{}", std::process::id(), now.as_nanos());
+    let tokens = together.exchange(Lane::Training, Ok(token))?;
+    let meeting = folder::meeting(folder, tokens.first().map_or("", String::as_str));
+    let made = match together.is_first() {
+        true => files.create_folder_within(&meeting),
+        false => Ok(()),
+    };
+    together.all(Lane::Training, made)?;
+    let own = meeting.join(format!("rank-{}", together.rank()));
+    let wrote = together.see(&meeting).and_then(|()| files.write_new(&own, b""));
+    let wrote = together.all(Lane::Training, wrote);
+    if together.is_first() {
+        let _ = files.remove(&meeting); // the next start removes what stays
+    }
+    wrote
 }
 
 impl Job {

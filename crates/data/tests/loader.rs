@@ -98,7 +98,7 @@ fn fault_an_error_arrives_at_its_step_and_is_the_last_item() {
     assert_eq!(loader.next().unwrap().unwrap().batch, 3);
     assert_eq!(loader.next().unwrap().unwrap().batch, 4);
     let error = loader.next().unwrap().unwrap_err();
-    assert_eq!(error.to_string(), "cannot make the batch of step 5: the disk is gone: plug it in");
+    assert_eq!(error.to_string(), "cannot make the batch of step 6: the disk is gone: plug it in");
     assert!(loader.next().is_none() && loader.next().is_none());
 }
 
@@ -169,7 +169,7 @@ fn fault_a_stuck_producer_is_named_at_the_deadline_and_left_alone() {
     let (permit, stuck) = gated();
     let mut loader = Loader::start(8..100, tiny_deadline(), stuck).unwrap();
     let error = loader.next().unwrap().unwrap_err().to_string();
-    assert!(error.starts_with("waited 1ms for the batch of step 8"), "{error}");
+    assert!(error.starts_with("waited 1ms for the batch of step 9"), "{error}");
     assert!(error.contains("raise the timeout"), "{error}");
     assert!(loader.next().is_none());
     drop(loader); // Returns, though the thread still waits for a permit.

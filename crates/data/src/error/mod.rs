@@ -301,7 +301,7 @@ pub enum Error {
     },
 
     /// The function that a loader calls returned an error.
-    #[error("cannot make the batch of step {step}: {source}")]
+    #[error("cannot make the batch of step {}: {source}", step + 1)]
     Loader {
         /// The step, from 0.
         step: u64,
@@ -311,7 +311,8 @@ pub enum Error {
 
     /// The function that a loader calls panicked.
     #[error(
-        "the thread that makes batches broke off at step {step}: {reason}; this is a bug: report it"
+        "the thread that makes batches broke off at step {}: {reason}; this is a bug: report it",
+        step + 1
     )]
     LoaderPanicked {
         /// The step, from 0.
@@ -322,9 +323,10 @@ pub enum Error {
 
     /// A batch was not ready before the timeout.
     #[error(
-        "waited {waited:?} for the batch of step {step}, which is not made yet; see what holds up \
+        "waited {waited:?} for the batch of step {}, which is not made yet; see what holds up \
         the thread `gpipe-loader` (a slow disk?), or raise the timeout (pipeline.timeout_s, or \
-        LoaderSettings::deadline)"
+        LoaderSettings::deadline)",
+        step + 1
     )]
     LoaderLate {
         /// The step, from 0.
