@@ -7,8 +7,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use crate::bounds;
-use crate::omissions::Omissions;
+use crate::{bounds, omissions::Omissions};
 
 pub use self::{pairs::PairError, parallel::ParallelError};
 
@@ -337,7 +336,7 @@ pub enum Error {
 
     /// An image file cannot be used.
     #[error("cannot decode the image `{}`: {reason}; replace the file, remove it, or (in one \
-        process) have unreadable images skipped", path.display())]
+        process) set images.on_unreadable = \"skip\"", path.display())]
     Image {
         /// The file.
         path: PathBuf,
