@@ -276,7 +276,7 @@ fn meet_in(folder: &Path, together: &Together, files: &Files) -> Result<()> {
     };
     together.all(Lane::Training, made)?;
     let own = meeting.join(format!("rank-{}", together.rank()));
-    let wrote = together.see(&meeting).and_then(|()| files.write_new(&own, b""));
+    let wrote = together.see(&meeting).and_then(|()| files.create_folder_within(&own));
     let wrote = together.all(Lane::Training, wrote);
     if together.is_first() {
         let _ = files.remove(&meeting); // the next start removes what stays
