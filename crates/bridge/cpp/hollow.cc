@@ -16,15 +16,18 @@ namespace {
 
 using torch::autograd::SavedVariableHooks;
 
-struct Place;
+struct Slot;
 
 } // namespace
 
 struct HollowGraph::Impl {
-  // One for each saved tensor, in order; null where the graph has released it.
-  std::vector<Place *> places;
+  // One for each saved tensor, in order; expired where the graph has released it. Any thread may
+  // release a branch of the graph that leads to no output.
+  std::vector<std::weak_ptr<Slot>> places;
   std::size_t filled = 0;
   bool fills = false;
+  // Whether the forward saved through hooks of its own, whose memory is not ours to drop.
+  bool has_others = false;
 
   bool is_full() const { return filled == places.size(); }
 };
@@ -59,37 +62,43 @@ struct Held {
   }
 };
 
-// The place of a saved tensor in the graph of the first run.
-struct Place : SavedVariableHooks {
-  explicit Place(Shared graph) : graph(std::move(graph)) {}
-  ~Place() override {
-    if (number < graph->places.size())
-      graph->places[number] = nullptr;
-  }
-
-  void call_pack_hook(const at::Tensor &tensor) override {
-    number = graph->places.size();
-    graph->places.push_back(this);
-    sizes = tensor.sizes().vec();
-    dtype = tensor.scalar_type();
-    held = Held(tensor); // a backward within the forward may read it
-  }
-  at::Tensor call_unpack_hook() override { return held.read(); }
+// What a node of the first run reads as its saved tensor.
+struct Slot {
+  explicit Slot(const at::Tensor &tensor)
+      : is_plain(tensor.layout() == at::kStrided && !tensor.is_nested() &&
+                 !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
+                 !tensor.key_set().has(c10::DispatchKey::Python)),
+        sizes(is_plain ? tensor.sizes().vec() : std::vector<int64_t>()),
+        dtype(tensor.scalar_type()), held(tensor) {}
 
   void fill(Held again) {
-    TORCH_CHECK(again.tensor.sizes() == sizes && again.tensor.scalar_type() == dtype,
-                "a forward that is computed again saves ", again.tensor.scalar_type(),
-                again.tensor.sizes(), " where it saved ", dtype, at::IntArrayRef(sizes),
+    const bool fits = again.tensor.scalar_type() == dtype &&
+                      (!is_plain || (again.tensor.layout() == at::kStrided &&
+                                     again.tensor.sizes() == sizes));
+    TORCH_CHECK(fits, "a forward that is computed again saves ", again.tensor.scalar_type(),
+                is_plain ? again.tensor.sizes() : at::IntArrayRef(), " where it saved ", dtype,
+                at::IntArrayRef(sizes),
                 " the first time: it must not depend on anything but its inputs, its parameters "
                 "and its random numbers");
     held = std::move(again);
   }
 
-  Shared graph;
-  std::size_t number = SIZE_MAX;
-  std::vector<int64_t> sizes;
-  at::ScalarType dtype = at::kFloat;
+  const bool is_plain; // nested tensors, say, have no sizes
+  const std::vector<int64_t> sizes;
+  const at::ScalarType dtype;
   Held held;
+};
+
+// Of the first run: a backward within the forward may read what is saved until the run ends.
+struct Place : SavedVariableHooks {
+  void call_pack_hook(const at::Tensor &tensor) override {
+    slot = std::make_shared<Slot>(tensor);
+    if (active && !active->fills)
+      active->places.push_back(slot);
+  }
+  at::Tensor call_unpack_hook() override { return slot->held.read(); }
+
+  std::shared_ptr<Slot> slot;
 };
 
 // Ends the second run. Not a c10::Error, which would collect the names of all callers.
@@ -107,7 +116,7 @@ struct Filler : SavedVariableHooks {
       return;
     HollowGraph::Impl &graph = *active;
     if (!graph.is_full()) {
-      if (Place *place = graph.places[graph.filled])
+      if (const auto place = graph.places[graph.filled].lock())
         place->fill(held);
       graph.filled++;
     }
@@ -126,7 +135,12 @@ std::unique_ptr<SavedVariableHooks> hollow_hooks() {
     return nullptr;
   if (active->fills)
     return std::make_unique<Filler>();
-  return std::make_unique<Place>(active);
+  return std::make_unique<Place>();
+}
+
+void note_other_hooks() {
+  if (active && !active->fills)
+    active->has_others = true;
 }
 
 bool ends_with(std::size_t count) {
@@ -150,12 +164,14 @@ void leave_hollow_graph() noexcept { active.reset(); }
 bool is_filled() noexcept { return active && active->fills && active->is_full(); }
 
 void HollowGraph::empty() const {
-  for (Place *place : impl->places)
-    if (place)
-      place->held = Held();
+  for (const auto &place : impl->places)
+    if (const auto slot = place.lock())
+      slot->held = Held();
 }
 
 bool HollowGraph::is_full() const { return impl->is_full(); }
+
+bool HollowGraph::has_others() const { return impl->has_others; }
 
 uint64_t HollowGraph::count() const { return impl->places.size(); }
 

@@ -9,6 +9,9 @@ namespace gpipe {
 // is filled here.
 std::unique_ptr<torch::autograd::SavedVariableHooks> hollow_hooks();
 
+// Notes that an operator on this thread saves through hooks of the layer's own.
+void note_other_hooks();
+
 // Whether this thread fills a hollow graph that is full once `count` more tensors are saved.
 bool ends_with(std::size_t count);
 

@@ -138,8 +138,10 @@ struct Front : Engine {
     if (saving)
       return std::make_unique<Hooks>();
     // Hooks of the layer's own (a checkpoint within it) come first.
-    if (auto theirs = behind.get_default_saved_variable_hooks())
+    if (auto theirs = behind.get_default_saved_variable_hooks()) {
+      note_other_hooks();
       return theirs;
+    }
     return hollow_hooks();
   }
 

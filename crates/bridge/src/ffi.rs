@@ -129,6 +129,7 @@ pub(crate) mod bridged {
         fn empty(self: &HollowGraph);
         unsafe fn empty_leaf(self: &HollowGraph, leaf: usize) -> Result<()>;
         fn is_full(self: &HollowGraph) -> bool;
+        fn has_others(self: &HollowGraph) -> bool;
         fn count(self: &HollowGraph) -> u64;
         fn is_filled() -> bool;
 

@@ -55,6 +55,12 @@ impl HollowGraph {
         Ok((made, Self(graph)))
     }
 
+    /// Whether the forward saved through hooks of PyTorch's own, as a checkpoint within it does.
+    /// Their memory stays with the graph.
+    pub fn keeps_memory(&self) -> bool {
+        self.0.has_others()
+    }
+
     /// Drops the memory of a leaf of the graph. Reading its elements is an error from then on. It
     /// stays if anybody but the caller and the graph refers to the leaf.
     ///

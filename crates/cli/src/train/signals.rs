@@ -60,7 +60,7 @@ impl Stop {
         let is_quiet = is_quiet();
         let mut first = None::<Instant>;
         watch(move |signal| {
-            if asked.swap(signal, Ordering::SeqCst) != 0 {
+            if asked.compare_exchange(0, signal, Ordering::SeqCst, Ordering::SeqCst).is_err() {
                 // `timeout` and schedulers send a signal to the process and then to its group.
                 if first.is_some_and(|first| first.elapsed() < REPEAT) {
                     return;

@@ -182,7 +182,9 @@ impl LayerRun<'_> {
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
         });
         let (island, hollow) = match (island, hollow) {
-            (Some(island), Some(graph)) => (None, Some(HollowIsland::new(island, graph)?)),
+            (Some(island), Some(graph)) if !graph.keeps_memory() => {
+                (None, Some(HollowIsland::new(island, graph)?))
+            }
             (island, _) => (island, None),
         };
         let (outputs, stashed) = (passed_on, sent);
