@@ -26,6 +26,7 @@ const SOURCES: &[&str] = &[
     "optim",
     "product",
     "random",
+    "saved",
     "split",
     "threads",
     "vjp",

@@ -44,42 +44,47 @@ class Hides(torch.autograd.Function):
 
 
 class Hidden(nn.Module):
-    def __init__(self):
+    def __init__(self, name):
         super().__init__()
-        self.linear = nn.Linear(6, 6)
+        self.linear, self.name = nn.Linear(6, 6), name
 
     def forward(self, x):
-        return Hides.apply(self.linear(x))
+        y = Hides.apply(self.linear(x))
+        ENDED[self.name] += 1
+        return y
 
 
 class Hooked(nn.Module):
     """A hook reads what is computed after the last saved tensor."""
 
-    def __init__(self):
+    def __init__(self, name):
         super().__init__()
-        self.linear = nn.Linear(6, 6)
+        self.linear, self.name = nn.Linear(6, 6), name
 
     def forward(self, x):
         y = self.linear(x)
         scale = (y.detach() + 2).clone()
         if y.requires_grad:  # not where shapes are inferred
             y.register_hook(lambda grad: grad * scale)
+        ENDED[self.name] += 1
         return y + 1
 
 
 class Checkpointed(nn.Module):
-    def __init__(self):
+    def __init__(self, name):
         super().__init__()
-        self.inner = nn.Sequential(nn.Linear(6, 6), nn.Tanh())
+        self.inner, self.name = nn.Sequential(nn.Linear(6, 6), nn.Tanh()), name
 
     def forward(self, x):
-        return checkpoint(self.inner, x, use_reentrant=False) + x
+        y = checkpoint(self.inner, x, use_reentrant=False) + x
+        ENDED[self.name] += 1
+        return y
 
 
 class Swallows(nn.Module):
     """Catches every exception, and goes on with something else."""
 
-    def __init__(self):
+    def __init__(self, name):
         super().__init__()
         self.linear = nn.Linear(6, 6)
 
@@ -92,8 +97,7 @@ class Swallows(nn.Module):
 
 def gradients(layer, remat, **settings):
     torch.manual_seed(3)
-    layers = [layer(name) if layer is Tail else layer() for name in "ab"]
-    own = nn.Sequential(nn.Linear(6, 6), *layers, nn.Linear(6, 3))
+    own = nn.Sequential(nn.Linear(6, 6), layer("a"), layer("b"), nn.Linear(6, 3))
     x, y = batch()[0], torch.ones(len(batch()[0]), 3)
     optimizer = torch.optim.SGD(own.parameters(), lr=0.1)
     with gpipe.Pipeline(
@@ -134,3 +138,15 @@ def test_unusual_modules_have_the_bits_of_a_run_that_keeps(layer, schedule):
         assert again == losses, remat
         for one, other in zip(own.parameters(), kept.parameters()):
             assert torch.equal(one, other), remat
+
+
+@pytest.mark.parametrize("layer", [Hidden, Hooked, Checkpointed])
+def test_a_module_whose_graph_keeps_more_is_computed_again_as_a_whole(layer):
+    # Its graph would hold that memory from the forward to the backward.
+    settings = dict(stages=2, balance=[3, 1])
+    ENDED.clear()
+    gradients(layer, "never", **settings)
+    once = ENDED.copy()
+    ENDED.clear()
+    gradients(layer, "always", **settings)
+    assert [ENDED[name] - once[name] for name in "ab"] == [6, 6]

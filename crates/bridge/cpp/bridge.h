@@ -108,7 +108,7 @@ public:
   void empty() const;
   void empty_leaf(Address leaf) const;
   bool is_full() const;
-  bool has_others() const;
+  bool keeps_memory(rust::Slice<const Address> outputs) const;
   uint64_t count() const;
   struct Impl;
   std::shared_ptr<Impl> impl;

@@ -7,8 +7,13 @@
 // same (torch.utils.checkpoint, early_stop).
 #include "hollow.h"
 #include "gpipe-bridge/src/ffi.rs.h"
-#include <torch/csrc/autograd/variable.h>
+#include "saved.h"
+#include "vjp.h"
+#include <torch/csrc/autograd/function.h>
+#include <cstring>
 #include <exception>
+#include <typeinfo>
+#include <unordered_set>
 
 namespace gpipe {
 
@@ -38,55 +43,30 @@ using Shared = std::shared_ptr<HollowGraph::Impl>;
 
 thread_local Shared active;
 
-// A tensor without history: its own would keep its node, which keeps this, alive.
-struct Held {
-  at::Tensor tensor;
-  c10::VariableVersion version;
-  uint32_t saved_at = 0;
-
-  Held() = default;
-  explicit Held(const at::Tensor &from)
-      : tensor(from.unsafeGetTensorImpl()->shallow_copy_and_detach(
-            c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true)),
-        version(torch::autograd::impl::version_counter(from)), saved_at(version.current_version()) {
-  }
-
-  at::Tensor read() const {
-    TORCH_CHECK(tensor.defined(), "a backward needs values that are not computed again yet");
-    // As autograd says it where there are no hooks.
-    TORCH_CHECK(version.current_version() == saved_at,
-                "one of the variables needed for gradient computation has been modified by an "
-                "inplace operation: it is at version ",
-                version.current_version(), ", and was saved at version ", saved_at);
-    return tensor;
-  }
-};
-
 // What a node of the first run reads as its saved tensor.
 struct Slot {
   explicit Slot(const at::Tensor &tensor)
-      : is_plain(tensor.layout() == at::kStrided && !tensor.is_nested() &&
-                 !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides() &&
-                 !tensor.key_set().has(c10::DispatchKey::Python)),
-        sizes(is_plain ? tensor.sizes().vec() : std::vector<int64_t>()),
+      : has_sizes(is_plain(*tensor.unsafeGetTensorImpl()) && !tensor.is_nested() &&
+                  !tensor.unsafeGetTensorImpl()->has_symbolic_sizes_strides()),
+        sizes(has_sizes ? tensor.sizes().vec() : std::vector<int64_t>()),
         dtype(tensor.scalar_type()), held(tensor) {}
 
-  void fill(Held again) {
+  void fill(Saved again) {
     const bool fits = again.tensor.scalar_type() == dtype &&
-                      (!is_plain || (again.tensor.layout() == at::kStrided &&
-                                     again.tensor.sizes() == sizes));
+                      (!has_sizes || (again.tensor.layout() == at::kStrided &&
+                                      again.tensor.sizes() == sizes));
     TORCH_CHECK(fits, "a forward that is computed again saves ", again.tensor.scalar_type(),
-                is_plain ? again.tensor.sizes() : at::IntArrayRef(), " where it saved ", dtype,
+                has_sizes ? again.tensor.sizes() : at::IntArrayRef(), " where it saved ", dtype,
                 at::IntArrayRef(sizes),
                 " the first time: it must not depend on anything but its inputs, its parameters "
                 "and its random numbers");
     held = std::move(again);
   }
 
-  const bool is_plain; // nested tensors, say, have no sizes
+  const bool has_sizes; // a nested tensor has none
   const std::vector<int64_t> sizes;
   const at::ScalarType dtype;
-  Held held;
+  Saved held;
 };
 
 // Of the first run: a backward within the forward may read what is saved until the run ends.
@@ -111,7 +91,7 @@ struct Ended : std::exception {
 // Of the second run: hands what is saved to its place.
 struct Filler : SavedVariableHooks {
   void call_pack_hook(const at::Tensor &tensor) override {
-    held = Held(tensor);
+    held = Saved(tensor);
     if (!active || !active->fills)
       return;
     HollowGraph::Impl &graph = *active;
@@ -125,8 +105,23 @@ struct Filler : SavedVariableHooks {
   }
   at::Tensor call_unpack_hook() override { return held.read(); }
 
-  Held held;
+  Saved held;
 };
+
+using torch::autograd::Node;
+
+// Whether a node keeps nothing for its backward but what autograd saves: libtorch's own operations,
+// and ours. A function of Python's, or of another library, may keep tensors of its own, and so may
+// a hook.
+bool saves_only(const Node &node) {
+  const char *type = typeid(node).name();
+  if (std::strstr(type, "AccumulateGrad"))
+    return true;
+  const bool is_known =
+      std::strstr(type, "8autograd9generated") || std::strstr(type, "N5gpipe");
+  return is_known && node.pre_hooks().empty() && node.post_hooks().empty() &&
+         const_cast<Node &>(node).tensor_pre_hooks().empty();
+}
 
 } // namespace
 
@@ -147,7 +142,7 @@ bool ends_with(std::size_t count) {
   return active && active->fills && active->filled + count >= active->places.size();
 }
 
-HollowGraph::HollowGraph() : impl(std::make_shared<Impl>()) { stand_in_front(); }
+HollowGraph::HollowGraph() : impl(std::make_shared<Impl>()) { watch_saving(); }
 HollowGraph::~HollowGraph() = default;
 
 std::unique_ptr<HollowGraph> new_hollow_graph() { return std::make_unique<HollowGraph>(); }
@@ -166,12 +161,10 @@ bool is_filled() noexcept { return active && active->fills && active->is_full();
 void HollowGraph::empty() const {
   for (const auto &place : impl->places)
     if (const auto slot = place.lock())
-      slot->held = Held();
+      slot->held = Saved();
 }
 
 bool HollowGraph::is_full() const { return impl->is_full(); }
-
-bool HollowGraph::has_others() const { return impl->has_others; }
 
 uint64_t HollowGraph::count() const { return impl->places.size(); }
 
@@ -180,13 +173,33 @@ void HollowGraph::empty_leaf(Address address) const {
   const at::Tensor &leaf = borrow(address);
   c10::TensorImpl *own = leaf.unsafeGetTensorImpl();
   const auto end = torch::autograd::impl::try_get_grad_accumulator(leaf);
-  const bool is_plain = leaf.layout() == at::kStrided && own->has_storage() &&
-                        !own->key_set().has(c10::DispatchKey::Python);
   // The owner counts, then the node that receives the leaf's gradient.
-  if (!is_plain || leaf.use_count() > (end ? 2u : 1u))
+  if (!is_plain(*own) || leaf.use_count() > (end ? 2u : 1u))
     return;
   own->set_allow_tensor_metadata_change(true);
   own->set_storage_keep_dtype(nothing_on(leaf.device()));
+}
+
+bool HollowGraph::keeps_memory(rust::Slice<const Address> outputs) const {
+  if (impl->has_others)
+    return true;
+  std::unordered_set<const Node *> seen;
+  std::vector<const Node *> next;
+  const auto visit = [&](const Node *node) {
+    if (node && seen.insert(node).second)
+      next.push_back(node);
+  };
+  for (const at::Tensor &output : borrow_all(outputs))
+    visit(output.defined() ? output.grad_fn().get() : nullptr);
+  while (!next.empty()) {
+    const Node &node = *next.back();
+    next.pop_back();
+    if (!saves_only(node))
+      return true;
+    for (const torch::autograd::Edge &edge : node.next_edges())
+      visit(edge.function.get());
+  }
+  return false;
 }
 
 } // namespace gpipe

@@ -9,26 +9,20 @@
 // saved, goes once. A storage that somebody else refers to stays, because taking it away would free
 // nothing: parameters, values that cross stages, and what a layer keeps for itself.
 //
-// libtorch asks its engine for default hooks, and only the engine of Python has any. An engine of
-// our own stands in front of whichever is there and passes everything on.
 #include "gpipe-bridge/src/ffi.rs.h"
-#include "hollow.h"
+#include "saved.h"
 #include "vjp.h"
 #include <ATen/core/grad_mode.h>
+#include <ATen/ops/empty.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
-#include <torch/csrc/autograd/engine.h>
-#include <torch/csrc/autograd/input_buffer.h>
-#include <torch/csrc/autograd/saved_variable_hooks.h>
 #include <torch/csrc/autograd/variable.h>
 #include <algorithm>
-#include <mutex>
 #include <unordered_map>
 
 namespace gpipe {
 
 namespace {
 
-using torch::autograd::Engine;
 using torch::autograd::SavedVariableHooks;
 using Alias = c10::intrusive_ptr<c10::TensorImpl>;
 
@@ -52,11 +46,6 @@ struct Slot {
   }
 };
 
-bool has_movable_storage(const c10::TensorImpl &tensor) {
-  return tensor.layout() == at::kStrided && tensor.has_storage() &&
-         !tensor.key_set().has(c10::DispatchKey::Python);
-}
-
 } // namespace
 
 struct SavedTensors::Impl {
@@ -70,7 +59,7 @@ struct SavedTensors::Impl {
 
   // Notes that `alias` is on its storage; null if the memory cannot be moved.
   std::shared_ptr<Slot> add(const Alias &alias) {
-    if (!has_movable_storage(*alias) || alias->device() != device)
+    if (!is_plain(*alias) || alias->device() != device)
       return nullptr;
     std::shared_ptr<Slot> &slot = by_storage[alias->storage().unsafeGetStorageImpl()];
     // A storage that is gone may have left its address to another.
@@ -90,89 +79,19 @@ thread_local SavedTensors::Impl *saving = nullptr;
 
 struct Hooks : SavedVariableHooks {
   void call_pack_hook(const at::Tensor &tensor) override {
-    version = torch::autograd::impl::version_counter(tensor);
-    saved_at = version.current_version();
-    // An alias without history: the tensor's own would keep its node, which keeps this, alive.
-    alias = tensor.unsafeGetTensorImpl()->shallow_copy_and_detach(
-        c10::VariableVersion(0), /*allow_tensor_metadata_change=*/true);
-    slot = saving ? saving->add(alias) : nullptr;
+    saved = Saved(tensor);
+    slot = saving ? saving->add(saved.tensor.getIntrusivePtr()) : nullptr;
   }
 
   at::Tensor call_unpack_hook() override {
     TORCH_CHECK(!slot || !slot->is_away,
                 "a backward needs saved activations that are not back in memory yet");
-    // As autograd says it where there are no hooks.
-    TORCH_CHECK(version.current_version() == saved_at,
-                "one of the variables needed for gradient computation has been modified by an "
-                "inplace operation: it is at version ",
-                version.current_version(), ", and was saved at version ", saved_at);
-    return at::Tensor(alias);
+    return saved.read();
   }
 
-  Alias alias;
+  Saved saved;
   std::shared_ptr<Slot> slot;
-  c10::VariableVersion version;
-  uint32_t saved_at = 0;
 };
-
-// Has hooks while this thread saves, and leaves everything else to the engine behind it.
-struct Front : Engine {
-  explicit Front(Engine &behind) : behind(behind) {}
-
-  torch::autograd::variable_list execute(const torch::autograd::edge_list &roots,
-                                         const torch::autograd::variable_list &inputs, bool keep,
-                                         bool create, bool accumulate,
-                                         const torch::autograd::edge_list &outputs) override {
-    return behind.execute(roots, inputs, keep, create, accumulate, outputs);
-  }
-  c10::intrusive_ptr<at::ivalue::Future>
-  execute_with_graph_task(const std::shared_ptr<torch::autograd::GraphTask> &task,
-                          std::shared_ptr<torch::autograd::Node> root,
-                          torch::autograd::InputBuffer &&input) override {
-    return behind.execute_with_graph_task(task, std::move(root), std::move(input));
-  }
-  std::unique_ptr<torch::autograd::AnomalyMetadata> make_anomaly_metadata() override {
-    return behind.make_anomaly_metadata();
-  }
-  std::unique_ptr<SavedVariableHooks> get_default_saved_variable_hooks() override {
-    if (saving)
-      return std::make_unique<Hooks>();
-    // Hooks of the layer's own (a checkpoint within it) come first.
-    if (auto theirs = behind.get_default_saved_variable_hooks()) {
-      note_other_hooks();
-      return theirs;
-    }
-    return hollow_hooks();
-  }
-
-  Engine &behind;
-};
-
-Engine *front = nullptr;
-
-Engine &get_front() { return *front; }
-
-} // namespace
-
-// Never undone: other threads may be in a call of the engine. It lives as long as the process, as
-// the engine behind it does.
-void stand_in_front() {
-  static std::once_flag once;
-  std::call_once(once, [] {
-    front = new Front(Engine::get_default_engine());
-    torch::autograd::set_default_engine_stub(get_front);
-  });
-}
-
-c10::Storage nothing_on(c10::Device device) {
-  c10::Storage nothing(c10::Storage::use_byte_size_t(), 0, c10::DataPtr(nullptr, device),
-                       /*allocator=*/nullptr, /*resizable=*/false);
-  nothing.unsafeGetStorageImpl()->release_data_and_set_meta_custom_data_ptr_error_msg_(
-      "its elements are not in memory: they are offloaded, or not computed again yet");
-  return nothing;
-}
-
-namespace {
 
 // All bytes of a storage, as a tensor.
 at::Tensor bytes_of(const c10::Storage &storage) {
@@ -200,10 +119,14 @@ bool is_ours(const std::vector<Alias> &aliases) {
 
 } // namespace
 
+std::unique_ptr<SavedVariableHooks> offload_hooks() {
+  return saving ? std::make_unique<Hooks>() : nullptr;
+}
+
 SavedTensors::SavedTensors(int32_t gpu)
     : impl(std::make_unique<Impl>(gpu < 0 ? c10::Device(c10::kCPU)
                                           : c10::Device(c10::kCUDA, c10::DeviceIndex(gpu)))) {
-  stand_in_front();
+  watch_saving();
 }
 SavedTensors::~SavedTensors() {
   if (saving == impl.get())

@@ -129,7 +129,7 @@ pub(crate) mod bridged {
         fn empty(self: &HollowGraph);
         unsafe fn empty_leaf(self: &HollowGraph, leaf: usize) -> Result<()>;
         fn is_full(self: &HollowGraph) -> bool;
-        fn has_others(self: &HollowGraph) -> bool;
+        unsafe fn keeps_memory(self: &HollowGraph, outputs: &[usize]) -> Result<bool>;
         fn count(self: &HollowGraph) -> u64;
         fn is_filled() -> bool;
 

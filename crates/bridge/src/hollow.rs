@@ -6,7 +6,7 @@
 use cxx::UniquePtr;
 use tch::Tensor;
 
-use crate::{Error, Result, address, ffi::bridged};
+use crate::{Error, Result, address, addresses, ffi::bridged};
 
 /// The graph of a forward whose saved tensors are not in memory.
 pub struct HollowGraph(UniquePtr<bridged::HollowGraph>);
@@ -55,10 +55,15 @@ impl HollowGraph {
         Ok((made, Self(graph)))
     }
 
-    /// Whether the forward saved through hooks of PyTorch's own, as a checkpoint within it does.
-    /// Their memory stays with the graph.
-    pub fn keeps_memory(&self) -> bool {
-        self.0.has_others()
+    /// Whether the graph of `outputs` may keep more than what operators saved: tensors of a
+    /// function of Python's, of a hook, or of a checkpoint within the forward. Their memory stays
+    /// as long as the graph.
+    ///
+    /// # Errors
+    /// An error of libtorch.
+    pub fn keeps_memory<'t>(&self, outputs: impl IntoIterator<Item = &'t Tensor>) -> Result<bool> {
+        // SAFETY: the tensors are borrowed for the whole call.
+        Ok(unsafe { self.0.keeps_memory(&addresses(outputs)) }?)
     }
 
     /// Drops the memory of a leaf of the graph. Reading its elements is an error from then on. It
@@ -113,15 +118,11 @@ mod tests {
 
     use super::*;
     use crate::{
+        custom::custom,
         linear::{Kernels, linear},
+        testing::random,
         vjp::{Request, vjp},
     };
-
-    fn random(shape: &[i64], seed: i64) -> Tensor {
-        let count: i64 = shape.iter().product();
-        let x = Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.37 + seed as f64;
-        x.sin().reshape(shape).set_requires_grad(true)
-    }
 
     fn gradients(y: &Tensor, leaves: &[&Tensor]) -> Vec<Option<Tensor>> {
         let grad = Tensor::ones(y.size(), (Kind::Float, Device::Cpu)).cumsum(0, Kind::Float).sin();
@@ -228,6 +229,27 @@ mod tests {
         graph.empty_leaf(&leaf).unwrap();
         assert!(held.f_exp().is_ok());
         crate::memory::enter(0).unwrap();
+    }
+
+    /// What a graph with code of Python's keeps is tested in Python.
+    #[test]
+    fn property_a_graph_of_libtorchs_operations_and_ours_keeps_nothing_else() {
+        let (x, w) = (random(&[6, 5], 1), random(&[5, 5], 2));
+        let keeps = |forward: &dyn Fn() -> Tensor| {
+            let (y, graph) = HollowGraph::record(forward).unwrap();
+            graph.keeps_memory([&y]).unwrap()
+        };
+        assert!(!keeps(&|| linear(&x, &w, None, Kernels::OneDnn).unwrap().tanh() + &x));
+        assert!(!keeps(&|| x.view([30]).narrow(0, 3, 9).cumsum(0, Kind::Float)));
+        assert!(!keeps(&|| tch::no_grad(|| &x * 2.0)), "there is no graph");
+        let twice = || {
+            let y = tch::no_grad(|| &x * 2.0);
+            let backward = |_: &[Tensor], grads: &[Option<Tensor>], _: &[bool]| {
+                Ok(vec![grads[0].as_ref().map(|grad| grad * 2.0)])
+            };
+            custom(&[&x], &[y], &[], backward).unwrap().remove(0)
+        };
+        assert!(!keeps(&|| twice().tanh()));
     }
 
     #[test]

@@ -67,6 +67,8 @@ pub mod op_cache;
 pub mod optim;
 pub mod random;
 pub mod split;
+#[cfg(test)]
+mod testing;
 pub mod threads;
 pub mod vjp;
 

@@ -72,9 +72,7 @@ impl OpCache {
         }
         Ok(made)
     }
-}
 
-impl OpCache {
     /// [`replay`](Self::replay) for a forward that may end early: fewer products are no error.
     ///
     /// # Errors
@@ -105,20 +103,15 @@ pub fn unread<T>(forward: impl FnOnce() -> T) -> T {
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind, Tensor};
+    use tch::{Kind, Tensor};
 
     use super::*;
     use crate::{
         convolution::{Geometry, convolution},
         linear::{Kernels, linear},
+        testing::random,
         vjp::{Request, vjp},
     };
-
-    fn random(shape: &[i64], seed: i64) -> Tensor {
-        let count: i64 = shape.iter().product();
-        let x = Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.37 + seed as f64;
-        x.sin().reshape(shape).set_requires_grad(true)
-    }
 
     /// The output, and the gradients of all leaves.
     fn gradients(y: &Tensor, leaves: &[&Tensor]) -> Vec<Option<Tensor>> {

@@ -108,16 +108,10 @@ impl Later {
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind, Tensor};
+    use tch::{Kind, Tensor};
 
     use super::*;
-    use crate::vjp::vjp;
-
-    fn random(shape: &[i64], seed: i64) -> Tensor {
-        let count: i64 = shape.iter().product();
-        let x = Tensor::arange(count, (Kind::Float, Device::Cpu)) * 0.37 + seed as f64;
-        x.sin().reshape(shape).set_requires_grad(true)
-    }
+    use crate::{testing::random, vjp::vjp};
 
     /// The gradients from both halves and from the whole VJP, each on a new graph. The halves run
     /// twice: early gradients are added at once, then later, with equal results.

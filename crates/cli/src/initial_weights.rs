@@ -32,7 +32,7 @@ pub(crate) struct Init {
     /// Properties of their model that shapes do not determine.
     said: Facts,
     /// How the weights of a model's folder fit.
-    pub fit: Option<Fit>,
+    fit: Option<Fit>,
     /// Path of the weights.
     pub from: PathBuf,
     /// The tokens or classes of the weights, if known.
@@ -133,6 +133,14 @@ pub(crate) fn open_folder(path: &Path) -> Result<Init, CliError> {
     let mut file = folder.weights()?;
     let fit = Some(folder.fit(&mut file)?);
     Ok(Init { file, said: Facts::new(), fit, from: folder.path, vocabulary })
+}
+
+/// Loads the weights of a model's folder into a pipeline of its model.
+pub(crate) fn read_folder(pipeline: &mut Pipeline, path: &Path) -> Result<(), CliError> {
+    let folder = ModelFolder::open(path)?;
+    let mut file = folder.weights()?;
+    let fit = folder.fit(&mut file)?;
+    setup::read_weights(pipeline, &fit, &mut file)
 }
 
 /// Refuses weights that belong to another model although all shapes fit, and reports what could not

@@ -6,7 +6,7 @@
 
 use std::path::{Path, PathBuf};
 
-use gpipe::{Pipeline, Schedule};
+use gpipe::{Pipeline, Schedule, Sequence};
 use gpipe_checkpoint::{
     Checkpoint, TensorSet, fit::Fit, folder, manifest, names::NameMap, tensor_file::TensorFile,
     weights::WeightsError,
@@ -208,39 +208,34 @@ impl RunFolder {
 
     fn with_weights(&self, processes: &Processes) -> Result<Pipeline, CliError> {
         let model = task::model(&self.config, self.vocabulary.size())?;
-        let (mut weights, config) = self.weights()?;
-        let parameters = model.parameters();
-        let fit = match self.source {
-            Source::Folder(_) => model_folder::fit(&mut weights, &self.config.network()?)?,
-            _ => {
-                let from = weights.path().to_owned();
-                let fit = Fit::new(&parameters, &weights, &NameMap::identity())?;
-                if let Some(reason) = misfit(&fit) {
-                    return Err(RunFolderError::Mismatch { weights: from, config, reason }.into());
-                }
-                fit
-            }
-        };
+        let (mut weights, fit) = self.fitting_weights(&model)?;
         let builder = setup::pipeline_among(&self.config, model, processes)?;
         let mut pipeline = builder.given_parameters().build()?;
         setup::read_weights(&mut pipeline, &fit, &mut weights)?;
         Ok(pipeline)
     }
 
-    /// The weights, which are those of the configured model, and the path of the configuration.
-    pub(crate) fn check_weights(&self) -> Result<(TensorSet, PathBuf), CliError> {
+    /// The weights, which are those of the configured model.
+    pub(crate) fn check_weights(&self) -> Result<TensorSet, CliError> {
+        let model = task::model(&self.config, self.vocabulary.size())?;
+        Ok(self.fitting_weights(&model)?.0)
+    }
+
+    /// The weights, and how they fit `model`.
+    fn fitting_weights(&self, model: &Sequence) -> Result<(TensorSet, Fit), CliError> {
         let (mut weights, config) = self.weights()?;
         if let Source::Folder(_) = self.source {
-            model_folder::fit(&mut weights, &self.config.network()?)?;
-        } else {
-            let model = task::model(&self.config, self.vocabulary.size())?;
-            let fit = Fit::new(&model.parameters(), &weights, &NameMap::identity())?;
-            if let Some(reason) = misfit(&fit) {
+            let fit = model_folder::fit(&mut weights, &self.config.network()?)?;
+            return Ok((weights, fit));
+        }
+        let fit = Fit::new(&model.parameters(), &weights, &NameMap::identity())?;
+        match misfit(&fit) {
+            None => Ok((weights, fit)),
+            Some(reason) => {
                 let weights = weights.path().to_owned();
-                return Err(RunFolderError::Mismatch { weights, config, reason }.into());
+                Err(RunFolderError::Mismatch { weights, config, reason }.into())
             }
         }
-        Ok((weights, config))
     }
 
     /// The weights, to be read one tensor at a time, and the path of the configuration.

@@ -22,7 +22,7 @@ use crate::{
     config::Config,
     demand,
     files::io,
-    initial_weights::{self, Init},
+    initial_weights,
     output::{prose, say},
     processes::{self, Processes},
     setup,
@@ -106,23 +106,7 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     let task = task::open(&config, None)?;
     let task = task.as_ref();
     processes.agree_on_data(&task.fingerprint())?;
-    prose!("{}", task.summary());
-    let shown = task::inputs(&config, config.train.mini_batch);
-    let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
-    prose!(
-        "{} steps of {} samples {}, {} thread(s) per stage",
-        config.train.steps,
-        config.train.mini_batch,
-        shown.join(" and "),
-        config.pipeline.threads_per_stage
-    );
-    if config.pipeline.replicas > 1 {
-        let replicas = config.pipeline.replicas;
-        prose!(
-            "one pipeline is verified, not its {replicas} replicas: their sums of gradients are \
-            in another order"
-        );
-    }
+    tell_what_is_verified(&config, task);
     let width = |name: fn(&Variant) -> String| {
         variants.iter().map(|variant| name(variant).len()).max().unwrap_or(0)
     };
@@ -161,6 +145,26 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
         );
     }
     Ok(())
+}
+
+fn tell_what_is_verified(config: &Config, task: &dyn Task) {
+    prose!("{}", task.summary());
+    let shown = task::inputs(config, config.train.mini_batch);
+    let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
+    prose!(
+        "{} steps of {} samples {}, {} thread(s) per stage",
+        config.train.steps,
+        config.train.mini_batch,
+        shown.join(" and "),
+        config.pipeline.threads_per_stage
+    );
+    if config.pipeline.replicas > 1 {
+        let replicas = config.pipeline.replicas;
+        prose!(
+            "one pipeline is verified, not its {replicas} replicas: their sums of gradients are \
+            in another order"
+        );
+    }
 }
 
 /// The variants to compare, the reference first. With several processes, each of them runs the
@@ -225,9 +229,7 @@ fn build(
     };
     let mut pipeline = builder.keep_gradients().build()?;
     if let Some(folder) = from {
-        let Init { mut file, fit, .. } = initial_weights::open_folder(folder)?;
-        let fit = fit.ok_or_else(|| CliError::Usage("a folder without weights".into()))?;
-        setup::read_weights(&mut pipeline, &fit, &mut file)?;
+        initial_weights::read_folder(&mut pipeline, folder)?;
     }
     Ok(pipeline)
 }

@@ -4,7 +4,8 @@ use tch::Kind;
 
 use crate::{error::LayerError, spec::TensorSpec};
 
-/// The context of [`Layer::infer`](crate::Layer::infer): skips, inputs by name, and the dtype of the parameters.
+/// The context of [`Layer::infer`](crate::Layer::infer): skips, inputs by name, and the dtype of
+/// the parameters.
 #[derive(Debug)]
 pub struct Infer {
     kind: Kind,

@@ -181,7 +181,7 @@ fn to_folder(arguments: &ExportArguments, to: &Path) -> Result<(), CliError> {
         averages: arguments.averages,
         ..RunArguments::default()
     })?;
-    let (set, _) = run.check_weights()?;
+    let set = run.check_weights()?;
     let is_folder = is_model_folder(&arguments.from);
     let lora = run.config.lora.adapters();
     if arguments.adapter && lora.is_none() {

@@ -17,11 +17,16 @@ pub(super) struct HollowIsland {
 }
 
 impl HollowIsland {
-    /// Keeps the graph of `island`, and drops the memory of its leaves and outputs.
-    pub(super) fn new(mut island: Island, graph: HollowGraph) -> Result<Self, LayerError> {
+    /// Keeps the graph of `island`, and drops the memory of its leaves and outputs. `None` if
+    /// something else would stay in memory with the graph: the layer is then computed again as a
+    /// whole.
+    pub(super) fn new(mut island: Island, graph: HollowGraph) -> Result<Option<Self>, LayerError> {
+        if graph.keeps_memory(island.outputs_and_stashed())? {
+            return Ok(None);
+        }
         island.keep_roots_only()?;
         island.inputs_and_pops().try_for_each(|leaf| graph.empty_leaf(leaf))?;
-        Ok(Self { island, graph })
+        Ok(Some(Self { island, graph }))
     }
 }
 

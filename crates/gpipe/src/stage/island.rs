@@ -182,9 +182,7 @@ impl LayerRun<'_> {
             parameters: self.parameters.iter().map(Tensor::shallow_clone).collect(),
         });
         let (island, hollow) = match (island, hollow) {
-            (Some(island), Some(graph)) if !graph.keeps_memory() => {
-                (None, Some(HollowIsland::new(island, graph)?))
-            }
+            (Some(island), Some(graph)) => (None, HollowIsland::new(island, graph)?),
             (island, _) => (island, None),
         };
         let (outputs, stashed) = (passed_on, sent);
@@ -457,6 +455,11 @@ impl Island {
             *output = root_of(output)?;
         }
         Ok(())
+    }
+
+    /// What the layer's forward gave.
+    pub(super) fn outputs_and_stashed(&self) -> impl Iterator<Item = &Tensor> {
+        self.outputs.iter().chain(self.stashed.iter().map(|(_, tensor)| tensor))
     }
 
     /// The leaves that have memory: the layer's inputs, and the skips that it popped.

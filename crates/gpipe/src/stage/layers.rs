@@ -48,6 +48,11 @@ pub(super) enum GraphMode {
     Keep,
 }
 
+/// An error of the bridge as one of `layer`.
+fn in_layer(layer: &str) -> impl Fn(gpipe_bridge::Error) -> StageError {
+    |source| StageError::Layer { layer: layer.to_owned(), source: source.into() }
+}
+
 /// What to do with the outputs of matrix products and convolutions.
 pub(super) enum SavedOps<'a> {
     /// Compute them.
@@ -65,10 +70,7 @@ impl SavedOps<'_> {
         layer: &str,
         forward: impl FnOnce() -> StageResult<T>,
     ) -> StageResult<T> {
-        let in_layer = |source: gpipe_bridge::Error| StageError::Layer {
-            layer: layer.to_owned(),
-            source: source.into(),
-        };
+        let in_layer = in_layer(layer);
         match self {
             SavedOps::Compute => forward(),
             SavedOps::Keep(caches) => {
@@ -91,10 +93,7 @@ impl SavedOps<'_> {
     ) -> StageResult<T> {
         match self {
             SavedOps::Reuse(caches) => match caches.next() {
-                Some(cache) => cache.replay_part(forward).map_err(|source| StageError::Layer {
-                    layer: layer.to_owned(),
-                    source: source.into(),
-                })?,
+                Some(cache) => cache.replay_part(forward).map_err(in_layer(layer))?,
                 None => forward(),
             },
             _ => self.around(layer, forward),
