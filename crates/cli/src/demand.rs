@@ -19,7 +19,7 @@ use crate::{
     CliError,
     config::{Config, Data},
     machine::{self, Available},
-    numbers::{seconds, time},
+    numbers::{counted, seconds, time},
     output::prose,
     processes::{Processes, RUN_NOTE},
     setup, task,
@@ -139,8 +139,9 @@ fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps
         _ => "about",
     };
     prose!(
-        "estimate: {about} {} for {steps} steps; {} for a stage{available}",
+        "estimate: {about} {} for {}; {} for a stage{available}",
         time(seconds(needs.step.as_ms() / 1e3 * steps as f64)),
+        counted(usize::try_from(steps).unwrap_or(usize::MAX), "step"),
         needs.largest
     );
 }
@@ -185,8 +186,9 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
 
 /// What a process needs for a step, estimated from shapes.
 struct Needs {
-    /// Memory of all stages of the process, and of the largest.
+    /// Memory of all stages of the process, within their caps.
     stages: Bytes,
+    /// Memory that the largest stage needs, whatever its cap.
     largest: Bytes,
     /// Memory of batches made ahead.
     batches: Bytes,
@@ -219,7 +221,7 @@ fn needs(
     });
     let mut capped: Vec<Bytes> = capped.collect();
     capped.sort_unstable_by(|a, b| b.cmp(a));
-    let largest = capped.first().copied().unwrap_or_default();
+    let largest = peaks.iter().copied().max().unwrap_or_default();
     let stages: Bytes = capped.into_iter().take(here).sum();
     // Replicas in one process each hold all of it.
     let replicas = processes.replicas_here() as u64;

@@ -17,6 +17,7 @@ use crate::{
     files::{io, write_aside},
     machine,
     model_folder::is_model_folder,
+    numbers::counted,
     output::say,
     setup,
 };
@@ -408,10 +409,6 @@ impl fmt::Display for Found {
             Self::Model => f.write_str("a model as Hugging Face distributes it"),
         }
     }
-}
-
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Says what was found, and what to run.

@@ -21,6 +21,11 @@ pub(crate) fn short(number: f64) -> String {
     }
 }
 
+/// A number of things: `3 stages`, or `1 stage`.
+pub(crate) fn counted(count: usize, one: &str) -> String {
+    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+}
+
 /// So many seconds, or the longest time that is shown.
 pub(crate) fn seconds(seconds: f64) -> Duration {
     const LONGEST: Duration = Duration::from_secs(1 << 40);

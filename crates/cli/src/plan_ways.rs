@@ -14,6 +14,7 @@ use tch::{Kind, Tensor};
 use crate::{
     CliError,
     config::{Config, OnUnreadableChoice},
+    numbers::counted,
     output::prose,
     plan_choices::{Choices, file, find},
     plan_costs::measured,
@@ -73,14 +74,6 @@ impl Way {
         let later = |[low, high]: [Nanos; 2]| [low + *sums, high + *sums];
         own.predicted.interval = own.predicted.interval.map(later);
         own
-    }
-}
-
-/// `3 stages`, or `1 stage`.
-fn counted(count: usize, one: &str) -> String {
-    match count {
-        1 => format!("1 {one}"),
-        count => format!("{count} {one}s"),
     }
 }
 

@@ -24,6 +24,7 @@ use super::{
 use crate::{
     CliError,
     config::{Config, JsonlConfig, PackingChoice},
+    numbers::counted,
 };
 
 /// A tokenizer is learned from at most this much text, of which it takes a sample.
@@ -326,11 +327,6 @@ fn describe(
             counted(long.left_out, "sample")
         );
     }
-}
-
-/// A number of things, such as `2 samples`.
-fn counted(count: usize, what: &str) -> String {
-    format!("{count} {what}{}", if count == 1 { "" } else { "s" })
 }
 
 /// Fails if there is nothing to train on or to validate on.
