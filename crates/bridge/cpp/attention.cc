@@ -17,19 +17,30 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// The first and the second axis of x [samples, heads, positions, size] at a number of both.
+// Of x [samples, heads, positions, size], the `count` heads with this number among all of that
+// many.
 template <typename T, typename Data>
-Rows<T> head(const at::Tensor &x, Data *data, int64_t number) {
-  const int64_t heads = x.size(1), sample = number / heads;
-  return {data + sample * x.stride(0) + number % heads * x.stride(1), x.stride(2)};
+Heads<T> heads(const at::Tensor &x, Data *data, int64_t count, int64_t number) {
+  const int64_t groups = x.size(1) / count, sample = number / groups;
+  data += sample * x.stride(0) + number % groups * count * x.stride(1);
+  return {{data, x.stride(2)}, x.stride(1)};
+}
+
+template <typename T>
+Heads<const T> read_heads(const at::Tensor &x, int64_t count, int64_t number) {
+  return heads<const T>(x, x.const_data_ptr<T>(), count, number);
+}
+
+template <typename T> Heads<T> written_heads(const at::Tensor &x, int64_t count, int64_t number) {
+  return heads<T>(x, x.mutable_data_ptr<T>(), count, number);
 }
 
 template <typename T> Rows<const T> read_head(const at::Tensor &x, int64_t number) {
-  return head<const T>(x, x.const_data_ptr<T>(), number);
+  return read_heads<T>(x, 1, number)[0];
 }
 
 template <typename T> Rows<T> written_head(const at::Tensor &x, int64_t number) {
-  return head<T>(x, x.mutable_data_ptr<T>(), number);
+  return written_heads<T>(x, 1, number)[0];
 }
 
 // [samples, heads, positions, size] in memory as [samples, positions, heads, size], as the
@@ -43,16 +54,17 @@ at::Tensor with_rows(const at::Tensor &x) { return x.stride(3) == 1 ? x : x.cont
 
 AttentionShape shape_of(const at::Tensor &q, const at::Tensor &k, int64_t window) {
   const float scale = 1.0f / std::sqrt(static_cast<float>(q.size(3)));
-  return {q.size(2), k.size(2), q.size(3), scale, window};
+  return {q.size(2), k.size(2), q.size(1) / k.size(1), q.size(3), scale, window};
 }
 
-// Calls `work` with the number of each head and the memory of its thread.
+// Calls `work` with the number of each group and the memory of its thread. A group's heads stay
+// together, so that their sums do not depend on the number of threads.
 template <typename T, typename Work>
-void for_heads(const at::Tensor &q, const AttentionShape &shape, Work &&work) {
-  const int64_t count = q.size(0) * q.size(1), each = attention_kernels<T>().scratch(shape);
-  const int64_t grain = grain_of_rows(shape.queries * shape.keys);
+void for_groups(const at::Tensor &k, const AttentionShape &shape, Work &&work) {
+  const int64_t count = k.size(0) * k.size(1), each = attention_kernels<T>().scratch(shape);
+  const int64_t grain = grain_of_rows(shape.shared * shape.queries * shape.keys);
   const at::Tensor memory =
-      at::empty({count <= grain ? 1 : threads(), each}, q.options().dtype(at::kFloat));
+      at::empty({count <= grain ? 1 : threads(), each}, k.options().dtype(at::kFloat));
   float *all = memory.mutable_data_ptr<float>();
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
     float *own = all + (count <= grain ? 0 : at::get_thread_num()) * each;
@@ -75,10 +87,12 @@ struct Attention : torch::autograd::Function<Attention> {
     by_dtype(q.scalar_type(), [&](auto kind) {
       using T = decltype(kind);
       float *logarithms = sums.mutable_data_ptr<float>();
-      for_heads<T>(q, shape, [&](int64_t number, float *memory) {
-        attention_kernels<T>().forward(shape, read_head<T>(q, number), read_head<T>(k, number),
-                                       read_head<T>(v, number), written_head<T>(y, number),
-                                       logarithms + number * shape.queries, memory);
+      const int64_t shared = shape.shared;
+      for_groups<T>(k, shape, [&](int64_t number, float *memory) {
+        attention_kernels<T>().forward(
+            shape, read_heads<T>(q, shared, number), read_head<T>(k, number),
+            read_head<T>(v, number), written_heads<T>(y, shared, number),
+            logarithms + number * shared * shape.queries, memory);
       });
     });
     context->save_for_backward({q, k, v, y, sums});
@@ -98,11 +112,13 @@ struct Attention : torch::autograd::Function<Attention> {
     by_dtype(q.scalar_type(), [&](auto kind) {
       using T = decltype(kind);
       const float *logarithms = sums.const_data_ptr<float>();
-      for_heads<T>(q, shape, [&](int64_t number, float *memory) {
+      const int64_t shared = shape.shared;
+      for_groups<T>(k, shape, [&](int64_t number, float *memory) {
         attention_kernels<T>().backward(
-            shape, read_head<T>(q, number), read_head<T>(k, number), read_head<T>(v, number),
-            read_head<T>(y, number), logarithms + number * shape.queries,
-            read_head<T>(dy, number), written_head<T>(dq, number), written_head<T>(dk, number),
+            shape, read_heads<T>(q, shared, number), read_head<T>(k, number),
+            read_head<T>(v, number), read_heads<T>(y, shared, number),
+            logarithms + number * shared * shape.queries, read_heads<T>(dy, shared, number),
+            written_heads<T>(dq, shared, number), written_head<T>(dk, number),
             written_head<T>(dv, number), memory);
       });
     });
@@ -130,14 +146,15 @@ Address fused_attention(Address q_address, Address k_address, Address v_address,
   const at::Tensor &q = borrow(q_address), &k = borrow(k_address), &v = borrow(v_address);
   const auto alike = [&](const at::Tensor &x) {
     return is_fused(x) && x.scalar_type() == q.scalar_type() && x.size(0) == q.size(0) &&
-           x.size(1) == q.size(1) && x.size(3) == q.size(3) && x.size(2) == k.size(2);
+           x.size(1) == k.size(1) && x.size(3) == q.size(3) && x.size(2) == k.size(2);
   };
   TORCH_CHECK(is_fused(q) && is_fused(k) && alike(k) && is_fused(v) && alike(v) &&
-                  q.size(3) > 0 && q.size(3) % kHeadStep == 0 && q.numel() > 0 && k.size(2) > 0 &&
+                  k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(3) > 0 && q.size(3) % kHeadStep == 0 && q.numel() > 0 && k.size(2) > 0 &&
                   window >= 0 && (window == 0 || q.size(2) == k.size(2)),
               "attention of ", q.scalar_type(), " ", q.sizes(), " to ", k.sizes(), " and ",
-              v.sizes(), " with a window of ", window, ": samples, heads and size must be equal, "
-              "the size a multiple of ", kHeadStep, ", and with a window the lengths, too");
+              v.sizes(), " with a window of ", window, ": samples and size must be equal, the "
+              "heads of queries a multiple of those of keys and values, the size a multiple of ",
+              kHeadStep, ", and with a window the lengths equal, too");
   return give(Attention::apply(q, k, v, window));
 }
 

@@ -1,5 +1,5 @@
-// Attention of one head, block by block (Dao et al. 2022, FlashAttention): the scores of a block of
-// queries and a block of keys lie in the cache, and are never written to memory.
+// Attention of one group, block by block (Dao et al. 2022, FlashAttention): the scores of a block
+// of queries and a block of keys lie in the cache, and are never written to memory.
 //
 // Compiled once for each width of vector registers (build.rs).
 #include "attention_kernels.h"
@@ -93,25 +93,18 @@ struct Seen {
 
   // `x` where keys are seen, elsewhere `other`.
   Vec choose(int64_t at, Vec x, float other) const {
-    float values[kWidth];
-    x.store(values);
-    for (int64_t i = 0; i < kWidth; i++)
-      values[i] = at + i >= from && at + i < to ? values[i] : other;
-    return Vec::loadu(values);
+    const auto number = [](int64_t value) { return static_cast<float>(value); };
+    const Vec own = Vec::arange(number(at), 1.0f);
+    return Vec::blendv(Vec(other), x, (own >= Vec(number(from))) & (own < Vec(number(to))));
   }
 };
 
+// A head of queries, with the keys [size, padded keys] and the values [padded keys, size] that its
+// group shares.
 template <typename T>
-void forward(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-             Rows<T> y, float *sums, float *memory) {
-  const Scratch own(shape, memory);
+void forward_head(const AttentionShape &shape, const Scratch &own, Rows<const T> q,
+                  const float *keys, const float *values, Rows<T> y, float *sums) {
   const int64_t size = shape.size;
-  float *keys = own.wide[0], *values = own.wide[1], *rows = own.wide[2];
-  read(k, 0, shape.keys, size, rows);
-  turned(rows, shape.keys, own.padded, size, keys);
-  read(v, 0, shape.keys, size, values);
-  for (int64_t at = shape.keys * size; at < own.padded * size; at++)
-    values[at] = 0.0f;
   const Vec scale(shape.scale);
   for (int64_t query = 0; query < shape.queries; query += kQueries) {
     const int64_t left = shape.queries - query, queries = left < kQueries ? left : kQueries;
@@ -177,24 +170,36 @@ void forward(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows
   }
 }
 
-// With p the weights, and D_i = dy_i y_i: dv = p^T dy, ds = p (dy v^T - D), dq = ds k scale, and
-// dk = ds^T q scale.
 template <typename T>
-void backward(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-              Rows<const T> y, const float *sums, Rows<const T> dy, Rows<T> dq, Rows<T> dk,
-              Rows<T> dv, float *memory) {
+void forward(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Rows<const T> v,
+             Heads<T> y, float *sums, float *memory) {
   const Scratch own(shape, memory);
-  const int64_t size = shape.size, whole = own.padded * size;
-  float *keys = own.wide[0], *values = own.wide[1], *key_sums = own.wide[2],
-        *value_sums = own.wide[3];
-  // The sums' memory serves as rows until they begin.
-  float *rows = key_sums;
-  read(v, 0, shape.keys, size, rows);
-  turned(rows, shape.keys, own.padded, size, values);
+  const int64_t size = shape.size;
+  float *keys = own.wide[0], *values = own.wide[1], *rows = own.wide[2];
   read(k, 0, shape.keys, size, rows);
   turned(rows, shape.keys, own.padded, size, keys);
-  for (int64_t at = 0; at < whole; at++)
-    key_sums[at] = value_sums[at] = 0.0f;
+  read(v, 0, shape.keys, size, values);
+  for (int64_t at = shape.keys * size; at < own.padded * size; at++)
+    values[at] = 0.0f;
+  for (int64_t head = 0; head < shape.shared; head++)
+    forward_head<T>(shape, own, q[head], keys, values, y[head], sums + head * shape.queries);
+}
+
+// What a group's heads of queries read, and add to.
+struct Shared {
+  const float *keys, *values; // [size, padded keys]
+  float *key_sums, *value_sums; // [padded keys, size]
+};
+
+// A head of queries. With p the weights, and D_i = dy_i y_i: dv = p^T dy, ds = p (dy v^T - D),
+// dq = ds k scale, and dk = ds^T q scale.
+template <typename T>
+void backward_head(const AttentionShape &shape, const Scratch &own, const Shared &group,
+                   Rows<const T> q, Rows<const T> k, Rows<const T> y, const float *sums,
+                   Rows<const T> dy, Rows<T> dq) {
+  const int64_t size = shape.size;
+  const float *keys = group.keys, *values = group.values;
+  float *key_sums = group.key_sums, *value_sums = group.value_sums;
   const Vec scale(shape.scale);
   for (int64_t query = 0; query < shape.queries; query += kQueries) {
     const int64_t left = shape.queries - query, queries = left < kQueries ? left : kQueries;
@@ -249,6 +254,28 @@ void backward(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Row
     });
     write(sum, query, queries, size, dq);
   }
+}
+
+template <typename T>
+void backward(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Rows<const T> v,
+              Heads<const T> y, const float *sums, Heads<const T> dy, Heads<T> dq, Rows<T> dk,
+              Rows<T> dv, float *memory) {
+  const Scratch own(shape, memory);
+  const int64_t size = shape.size, whole = own.padded * size;
+  float *keys = own.wide[0], *values = own.wide[1], *key_sums = own.wide[2],
+        *value_sums = own.wide[3];
+  // The sums' memory serves as rows until they begin.
+  float *rows = key_sums;
+  read(v, 0, shape.keys, size, rows);
+  turned(rows, shape.keys, own.padded, size, values);
+  read(k, 0, shape.keys, size, rows);
+  turned(rows, shape.keys, own.padded, size, keys);
+  for (int64_t at = 0; at < whole; at++)
+    key_sums[at] = value_sums[at] = 0.0f;
+  const Shared group{keys, values, key_sums, value_sums};
+  for (int64_t head = 0; head < shape.shared; head++)
+    backward_head<T>(shape, own, group, q[head], k, y[head], sums + head * shape.queries,
+                     dy[head], dq[head]);
   write(key_sums, 0, shape.keys, size, dk);
   write(value_sums, 0, shape.keys, size, dv);
 }

@@ -1,5 +1,6 @@
 // The kernels of attention.cc, compiled once for each width of vector registers
-// (attention_kernels.cc). One call computes one head, on one thread, in float32.
+// (attention_kernels.cc). One call computes a group, on one thread, in float32: a head of keys and
+// values, and the heads of queries that share it (Ainslie et al. 2023, GQA).
 #pragma once
 #include <cstdint>
 
@@ -11,9 +12,18 @@ template <typename T> struct Rows {
   int64_t stride;
 };
 
+// The heads of a group, with `stride` elements from one to the next.
+template <typename T> struct Heads {
+  Rows<T> first;
+  int64_t stride;
+
+  Rows<T> operator[](int64_t head) const { return {first.data + head * stride, first.stride}; }
+};
+
 struct AttentionShape {
   int64_t queries, keys;
-  int64_t size; // of a head; a multiple of kHeadStep
+  int64_t shared; // heads of queries in a group
+  int64_t size;   // of a head; a multiple of kHeadStep
   float scale;
   // Query i sees the keys from i - window + 1 to i, or all keys if the window is 0. Then there are
   // as many queries as keys.
@@ -31,13 +41,13 @@ constexpr int64_t kHeadStep = 16;
 template <typename T> struct AttentionKernels {
   // Elements of float32 that a call needs to work with.
   int64_t (*scratch)(const AttentionShape &shape);
-  // y = softmax(q k^T scale) v, and for each query the logarithm of the softmax's sum.
-  void (*forward)(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-                  Rows<T> y, float *sums, float *scratch);
+  // y = softmax(q k^T scale) v, and for each head and query the logarithm of the softmax's sum.
+  void (*forward)(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Rows<const T> v,
+                  Heads<T> y, float *sums, float *scratch);
   // The gradients dq, dk and dv, from dy.
-  void (*backward)(const AttentionShape &shape, Rows<const T> q, Rows<const T> k, Rows<const T> v,
-                   Rows<const T> y, const float *sums, Rows<const T> dy, Rows<T> dq, Rows<T> dk,
-                   Rows<T> dv, float *scratch);
+  void (*backward)(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Rows<const T> v,
+                   Heads<const T> y, const float *sums, Heads<const T> dy, Heads<T> dq,
+                   Rows<T> dk, Rows<T> dv, float *scratch);
 };
 
 } // namespace gpipe

@@ -56,8 +56,10 @@ pub fn attends(q: &Tensor, k: &Tensor) -> bool {
 
 /// softmax(q k^T / sqrt(size)) v (Vaswani et al. 2017, section 3.2.1), each `[samples, heads,
 /// positions, size]`, in blocks that fit a cache (Dao et al. 2022). With a window, query `i` sees
-/// the keys from `i + 1 - window` to `i`, of as many keys as there are queries. Arithmetic is in
-/// float32 for both dtypes. In memory, the heads of a position are side by side.
+/// the keys from `i + 1 - window` to `i`, of as many keys as there are queries. Keys and values may
+/// have a fraction of the queries' heads: each is shared by as many heads of queries, which lie side
+/// by side (Ainslie et al. 2023, section 2.2). Arithmetic is in float32 for both dtypes. In memory,
+/// the heads of a position are side by side.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.
@@ -191,6 +193,30 @@ mod tests {
             None => scores,
         };
         scores.softmax(-1, None::<Kind>).matmul(v)
+    }
+
+    #[test]
+    fn oracle_shared_heads_agree_with_repeated_ones() {
+        // One group, several, and a head for each; a block of keys and more.
+        for (heads, groups, length) in [(4, 1, 100), (6, 2, 40), (6, 3, 300), (3, 3, 40)] {
+            let of = |heads, seed| values(&[2, heads, length, 32], seed) * 1.5;
+            let repeated = |x: &Tensor| x.repeat_interleave_self_int(heads / groups, 1, None);
+            compare(
+                &[of(heads, 0.1), of(groups, 0.2), of(groups, 0.3)],
+                // As where each has its own. A key's gradient is a sum over its heads of queries.
+                [3e-5, 0.08],
+                |all| attention(&all[0], &all[1], &all[2], Some(length)).unwrap(),
+                |all| {
+                    let all = [all[0].shallow_clone(), repeated(&all[1]), repeated(&all[2])];
+                    plain_attention(&all, Some(length))
+                },
+            );
+            // The output has the bits of the heads' own.
+            let [q, k, v] =
+                [of(heads, 0.1), of(groups, 0.2), of(groups, 0.3)].map(|x| x.to_kind(Kind::Float));
+            let own = attention(&q, &repeated(&k), &repeated(&v), Some(length)).unwrap();
+            assert_eq!(attention(&q, &k, &v, Some(length)).unwrap(), own);
+        }
     }
 
     #[test]

@@ -53,10 +53,13 @@ fn images(x: &Tensor) -> Tensor {
     x.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
 }
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     ("swiglu", &[&[300, 700], &[300, 700]], |x| fused::swiglu(&x[0], &x[1])),
     ("attention", &[&[4, 8, 96, 32], &[4, 8, 96, 32], &[4, 8, 96, 32]], |x| {
         fused::attention(&x[0], &x[1], &x[2], None)
+    }),
+    ("shared heads", &[&[4, 8, 96, 32], &[4, 2, 96, 32], &[4, 2, 96, 32]], |x| {
+        fused::attention(&x[0], &x[1], &x[2], Some(96))
     }),
     ("few rows", &[&[48, 512], &[272, 512], &[272]], |x| {
         linear(&x[0], &x[1], Some(&x[2]), Kernels::OneDnn)

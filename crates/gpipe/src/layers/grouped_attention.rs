@@ -160,7 +160,6 @@ impl GroupedAttention {
                 v = v.f_narrow(2, past + 1 - seen, seen)?;
             }
         }
-        let (k, v) = (self.repeated(&k)?, self.repeated(&v)?);
         let attended = self.queries().attend(ctx, &q, &k, &v, visible)?;
         projections.apply(ctx, first, OUTPUT, &self.queries().joined(&attended)?)
     }
@@ -170,19 +169,6 @@ impl GroupedAttention {
             Some(window) if window < length => Visible::Latest(window),
             _ => Visible::Earlier,
         }
-    }
-
-    /// Repeats each head for the queries that share it: [samples, groups, positions, size] ->
-    /// [samples, heads, positions, size].
-    fn repeated(&self, x: &Tensor) -> Result<Tensor, LayerError> {
-        if self.heads == self.groups {
-            return Ok(x.shallow_clone());
-        }
-        let (samples, groups, length, size) = x.size4()?;
-        let shared = self.heads / self.groups;
-        let repeated =
-            x.f_unsqueeze(2)?.f_expand([samples, groups, shared, length, size], false)?;
-        Ok(repeated.f_reshape([samples, self.heads, length, size])?)
     }
 
     /// Records what [`GroupedAttention::apply`] computes.
@@ -208,7 +194,9 @@ impl GroupedAttention {
         let q = turned(tape, QUERIES);
         let k = turned(tape, KEYS);
         let v = projections.record(tape, first, VALUES, x);
-        let shared = self.heads / self.groups;
+        // The bridge's attention needs no mask for a window, and repeats no heads.
+        let is_fused = !has_documents && self.dropout == 0.0 && tape.attends(q, self.heads, length);
+        let shared = if is_fused { 1 } else { self.heads / self.groups };
         let repeated = |tape: &mut Tape, own: Var| match shared {
             1 => own,
             _ => {
@@ -218,8 +206,6 @@ impl GroupedAttention {
             }
         };
         let (k, v) = (repeated(tape, k), repeated(tape, v));
-        // The bridge's attention needs no mask for a window.
-        let is_fused = !has_documents && self.dropout == 0.0 && tape.attends(q, self.heads, length);
         // The number of masks: one per row, one for all rows, or none.
         let masks = match has_documents {
             true => samples,

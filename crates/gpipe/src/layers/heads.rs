@@ -102,7 +102,8 @@ impl Heads {
     }
 
     /// softmax(q k^T / sqrt(size)) v, each [samples, heads, positions, size]. Hidden keys have a
-    /// weight of exactly 0.
+    /// weight of exactly 0. Keys and values may have fewer heads, each shared by as many heads of
+    /// queries, which lie side by side (Ainslie et al. 2023, section 2.2).
     pub fn attend(
         &self,
         ctx: &mut Forward,
@@ -115,6 +116,9 @@ impl Heads {
             if let Some(window) = Self::window_of(ctx, q, k, visible) {
                 return Ok(fused::attention(q, k, v, window)?);
             }
+        }
+        let (k, v) = (&self.repeated(k)?, &self.repeated(v)?);
+        if !ctx.training() || self.dropout == 0.0 {
             // The fused CPU kernel supports both forms. The test module `kernels` checks that it is
             // used.
             let (mask, causal) = match visible {
@@ -138,6 +142,19 @@ impl Heads {
             .f_masked_fill(&visible.hidden(queries, q.device())?, f64::NEG_INFINITY)?;
         let weights = scores.f_softmax(-1, None)?;
         Ok(ctx.dropout(&weights, self.dropout)?.f_matmul(v)?)
+    }
+
+    /// Repeats each head of keys or values for the heads of queries that share it: [samples, groups,
+    /// positions, size] -> [samples, heads, positions, size].
+    fn repeated(&self, x: &Tensor) -> Result<Tensor, LayerError> {
+        let (samples, groups, length, size) = x.size4()?;
+        if groups == self.count {
+            return Ok(x.shallow_clone());
+        }
+        let shared = self.count / groups.max(1);
+        let repeated =
+            x.f_unsqueeze(2)?.f_expand([samples, groups, shared, length, size], false)?;
+        Ok(repeated.f_reshape([samples, self.count, length, size])?)
     }
 
     /// The window of [`fused::attention`], if it computes this.
