@@ -164,8 +164,16 @@ at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x
   switch (by) {
   case Products::FewRows:
     return weight_gradient_of_few_rows(g.contiguous(), x.contiguous(), bias);
-  case Products::OneDnn:
-    return of_onednn(transposed(g.contiguous(), bias), x.t(), {});
+  case Products::OneDnn: {
+    const int64_t rows = g.size(0), outputs = g.size(1), inputs = x.size(1);
+    // x and the result together may be less to transpose than g.
+    if ((rows + outputs) * inputs >= rows * outputs)
+      return of_onednn(transposed(g.contiguous(), bias), x.t(), {});
+    if (bias)
+      *bias = g.sum(0);
+    const at::Tensor turned = transposed(x.contiguous(), nullptr);
+    return transposed(of_onednn(turned, g.contiguous().t(), {}), nullptr);
+  }
   case Products::Aten:
     break;
   }
