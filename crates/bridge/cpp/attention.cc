@@ -149,8 +149,9 @@ Address fused_attention(Address q_address, Address k_address, Address v_address,
            x.size(1) == k.size(1) && x.size(3) == q.size(3) && x.size(2) == k.size(2);
   };
   TORCH_CHECK(is_fused(q) && is_fused(k) && alike(k) && is_fused(v) && alike(v) &&
-                  k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(3) > 0 && q.size(3) % kHeadStep == 0 && q.numel() > 0 && k.size(2) > 0 &&
-                  window >= 0 && (window == 0 || q.size(2) == k.size(2)),
+                  k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(3) > 0 &&
+                  q.size(3) % kHeadStep == 0 && q.numel() > 0 && k.size(2) > 0 && window >= 0 &&
+                  (window == 0 || q.size(2) == k.size(2)),
               "attention of ", q.scalar_type(), " ", q.sizes(), " to ", k.sizes(), " and ",
               v.sizes(), " with a window of ", window, ": samples and size must be equal, the "
               "heads of queries a multiple of those of keys and values, the size a multiple of ",

@@ -57,9 +57,9 @@ pub fn attends(q: &Tensor, k: &Tensor) -> bool {
 /// softmax(q k^T / sqrt(size)) v (Vaswani et al. 2017, section 3.2.1), each `[samples, heads,
 /// positions, size]`, in blocks that fit a cache (Dao et al. 2022). With a window, query `i` sees
 /// the keys from `i + 1 - window` to `i`, of as many keys as there are queries. Keys and values may
-/// have a fraction of the queries' heads: each is shared by as many heads of queries, which lie side
-/// by side (Ainslie et al. 2023, section 2.2). Arithmetic is in float32 for both dtypes. In memory,
-/// the heads of a position are side by side.
+/// have a fraction of the queries' heads: each is shared by as many heads of queries, which lie
+/// side by side (Ainslie et al. 2023, section 2.2). Arithmetic is in float32 for both dtypes. In
+/// memory, the heads of a position are side by side.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.

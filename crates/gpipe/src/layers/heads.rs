@@ -144,8 +144,8 @@ impl Heads {
         Ok(ctx.dropout(&weights, self.dropout)?.f_matmul(v)?)
     }
 
-    /// Repeats each head of keys or values for the heads of queries that share it: [samples, groups,
-    /// positions, size] -> [samples, heads, positions, size].
+    /// Repeats each head of keys or values for the heads of queries that share it: [samples,
+    /// groups, positions, size] -> [samples, heads, positions, size].
     fn repeated(&self, x: &Tensor) -> Result<Tensor, LayerError> {
         let (samples, groups, length, size) = x.size4()?;
         if groups == self.count {
