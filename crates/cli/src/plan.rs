@@ -14,7 +14,7 @@ use crate::{
     machine,
     output::prose,
     plan_choices::{Choices, all_schedules, file, find},
-    plan_costs::{has_batch_norms, positive, source},
+    plan_costs::{positive, source},
     plan_file::Deployment,
     plan_ways::{self, Way},
     profile::{self, host_memory},
@@ -96,7 +96,7 @@ fn tell_norms(Way { source, config, found, .. }: &Way, usual: &Config) {
     let of = |config: &Config, m: usize| config.samples_of_a_pipeline().div_ceil(m.max(1));
     let (planned, configured) =
         (of(config, found.plan.micro_batches), of(usual, usual.pipeline.micro_batches));
-    if has_batch_norms(&source.costs) && planned != configured {
+    if source.costs.has_batch_norms() && planned != configured {
         prose!(
             "batch norms see micro-batches of {planned} samples, not of {configured} as configured"
         );

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use gpipe::{Nanos, cost::ModelCosts, estimate::Rate, profile::Profile};
+use gpipe::{Nanos, estimate::Rate, profile::Profile};
 
 use crate::{
     CliError, args::PlanArguments, config::Config, plan_file::Source, profile, setup, task,
@@ -97,11 +97,6 @@ pub(crate) fn measured(found: Profile, path: &Path) -> Source {
         path.display()
     );
     Source { costs: found.costs, text, subject: found.subject, analytic: false }
-}
-
-/// Whether the network has batch norms.
-pub(crate) fn has_batch_norms(costs: &ModelCosts) -> bool {
-    costs.layers.iter().any(|layer| layer.statistics.0 > 0)
 }
 
 /// A flag's number, which must be above 0.

@@ -12,7 +12,7 @@ use crate::{
     output::prose,
     plan::{fixed_balance, placed},
     plan_choices::{Choices, all_schedules, file, find},
-    plan_costs::{has_batch_norms, measured},
+    plan_costs::measured,
     plan_file::{Deployment, PlanFile, Source},
     plan_ways::{self, Way},
     processes::Processes,
@@ -42,7 +42,7 @@ pub(crate) fn deploy(origin: &str, plan: &PlanFile, config: &mut Config, replica
 
 /// What to add where the number of micro-batches or of replicas changes.
 fn norms(costs: &ModelCosts, changes: bool) -> &'static str {
-    if changes && has_batch_norms(costs) { ", and what batch norms see" } else { "" }
+    if changes && costs.has_batch_norms() { ", and what batch norms see" } else { "" }
 }
 
 /// The plan that was requested for a training.
@@ -172,7 +172,7 @@ fn automatic(
     let has_other_ways = choices.micro_batches.is_empty() && choices.balance.is_none();
     choices.schedules = all_schedules(&source);
     choices.makes_orders = true;
-    if has_batch_norms(&source.costs) {
+    if source.costs.has_batch_norms() {
         // Batch norms depend on the size of micro-batches, so it must not change.
         choices.micro_batches = vec![pipeline.micro_batches];
         choices.keeps_sizes = true;

@@ -491,3 +491,15 @@ fn oracle_cifar_is_read_in_its_official_sizes() {
     );
     assert_eq!(evaluation(&folder, "run")["count"], 8);
 }
+
+/// Sizes that a plan cannot use are not measured for it.
+#[test]
+fn property_a_plan_measures_the_size_that_batch_norms_keep() {
+    let folder = with_images();
+    let train = ["train", "resnet.toml", "--steps", "1", "--plan", "auto", "--out", "run"];
+    let text = folder.succeeds(&train);
+    assert!(text.contains("size of micro-batches: measuring only M = 2\n"), "{text}");
+    let profile = json(&fs::read_to_string(folder.path("out/resnet.profile.json")).unwrap());
+    let sizes: Vec<&String> = profile["costs"]["sizes"].as_object().unwrap().keys().collect();
+    assert_eq!(sizes, ["6"]);
+}

@@ -8,6 +8,7 @@ use std::path::{Path, PathBuf};
 
 use gpipe::{
     IntoTensors, Sequence, Tensors,
+    cost::ModelCosts,
     estimate::Rate,
     profile::{Measurement, Profile, Profiling, Subject, profile},
 };
@@ -109,7 +110,8 @@ pub(crate) struct Extent<'a> {
 }
 
 /// Measures what `--plan auto` needs. For a large model it measures only one M in few steps,
-/// because more would take longer than a short training.
+/// because more would take longer than a short training. For a model with batch norms it measures
+/// only the size of micro-batches that a plan must keep.
 pub(crate) fn measure_for_plan(
     config: &Config,
     (task, model): (&dyn Task, &Sequence),
@@ -125,8 +127,20 @@ pub(crate) fn measure_for_plan(
             own[0]
         );
         extent = Extent { micro_batches: &own, steps: 1, ..extent };
+    } else if estimated(config, model)?.has_batch_norms() {
+        prose!("batch norms depend on the size of micro-batches: measuring only M = {}", own[0]);
+        extent.micro_batches = &own;
     }
     measure(config, (task, model), extent, processes)
+}
+
+/// The costs of the configured micro-batches, from shapes.
+fn estimated(config: &Config, model: &Sequence) -> Result<ModelCosts, CliError> {
+    let mut uncapped = config.clone();
+    uncapped.pipeline.memory.0.clear();
+    let samples = config.samples_of_a_pipeline();
+    let size = samples.div_ceil(config.pipeline.micro_batches.clamp(1, samples.max(1)));
+    Ok(setup::pipeline(&uncapped, model.clone())?.estimate(&[size], &Rate::default())?)
 }
 
 /// Measures the layers of the network that `config` describes.

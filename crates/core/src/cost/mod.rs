@@ -288,6 +288,11 @@ impl ModelCosts {
         Ok(())
     }
 
+    /// Whether the network has batch norms, whose statistics depend on the size of micro-batches.
+    pub fn has_batch_norms(&self) -> bool {
+        self.layers.iter().any(|layer| layer.statistics.0 > 0)
+    }
+
     /// Whether costs for micro-batches of exactly `samples` samples were measured or estimated.
     pub fn has_size(&self, samples: usize) -> bool {
         self.sizes.contains_key(&samples)
