@@ -112,13 +112,12 @@ impl Heads {
         v: &Tensor,
         visible: Visible,
     ) -> Result<Tensor, LayerError> {
-        if !ctx.training() || self.dropout == 0.0 {
-            if let Some(window) = Self::window_of(ctx, q, k, visible) {
-                return Ok(fused::attention(q, k, v, window)?);
-            }
+        let drops = ctx.training() && self.dropout > 0.0;
+        if !drops && let Some(window) = Self::window_of(ctx, q, k, visible) {
+            return Ok(fused::attention(q, k, v, window)?);
         }
         let (k, v) = (&self.repeated(k)?, &self.repeated(v)?);
-        if !ctx.training() || self.dropout == 0.0 {
+        if !drops {
             // The fused CPU kernel supports both forms. The test module `kernels` checks that it is
             // used.
             let (mask, causal) = match visible {
