@@ -57,14 +57,14 @@ AttentionShape shape_of(const at::Tensor &q, const at::Tensor &k, int64_t window
   return {q.size(2), k.size(2), q.size(1) / k.size(1), q.size(3), scale, window};
 }
 
-// Calls `work` with the number of each group and the memory of its thread. A group's heads stay
-// together, so that their sums do not depend on the number of threads.
+// Calls `work` with the number of each group and the memory of its thread.
 template <typename T, typename Work>
-void for_groups(const at::Tensor &k, const AttentionShape &shape, Work &&work) {
-  const int64_t count = k.size(0) * k.size(1), each = attention_kernels<T>().scratch(shape);
+void for_groups(const at::Tensor &q, const AttentionShape &shape, Work &&work) {
+  const int64_t count = q.size(0) * q.size(1) / shape.shared;
+  const int64_t each = attention_kernels<T>().scratch(shape);
   const int64_t grain = grain_of_rows(shape.shared * shape.queries * shape.keys);
   const at::Tensor memory =
-      at::empty({count <= grain ? 1 : threads(), each}, k.options().dtype(at::kFloat));
+      at::empty({count <= grain ? 1 : threads(), each}, q.options().dtype(at::kFloat));
   float *all = memory.mutable_data_ptr<float>();
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
     float *own = all + (count <= grain ? 0 : at::get_thread_num()) * each;
@@ -79,7 +79,12 @@ struct Attention : torch::autograd::Function<Attention> {
                             int64_t window) {
     at::AutoDispatchBelowADInplaceOrView below;
     const at::Tensor q = with_rows(given_q), k = with_rows(given_k), v = with_rows(given_v);
-    const AttentionShape shape = shape_of(q, k, window);
+    AttentionShape shape = shape_of(q, k, window);
+    const int64_t whole = shape.shared;
+    // With fewer groups than threads, each head is computed alone, which changes no bit. In a
+    // backward a group stays together, so that its sums do not depend on the number of threads.
+    if (k.size(0) * k.size(1) < threads())
+      shape.shared = 1;
     at::Tensor y = empty_heads(q);
     at::Tensor sums =
         at::empty({q.size(0) * q.size(1), shape.queries}, q.options().dtype(at::kFloat));
@@ -88,10 +93,11 @@ struct Attention : torch::autograd::Function<Attention> {
       using T = decltype(kind);
       float *logarithms = sums.mutable_data_ptr<float>();
       const int64_t shared = shape.shared;
-      for_groups<T>(k, shape, [&](int64_t number, float *memory) {
+      for_groups<T>(q, shape, [&](int64_t number, float *memory) {
+        const int64_t group = number * shared / whole;
         attention_kernels<T>().forward(
-            shape, read_heads<T>(q, shared, number), read_head<T>(k, number),
-            read_head<T>(v, number), written_heads<T>(y, shared, number),
+            shape, read_heads<T>(q, shared, number), read_head<T>(k, group),
+            read_head<T>(v, group), written_heads<T>(y, shared, number),
             logarithms + number * shared * shape.queries, memory);
       });
     });
@@ -113,7 +119,7 @@ struct Attention : torch::autograd::Function<Attention> {
       using T = decltype(kind);
       const float *logarithms = sums.const_data_ptr<float>();
       const int64_t shared = shape.shared;
-      for_groups<T>(k, shape, [&](int64_t number, float *memory) {
+      for_groups<T>(q, shape, [&](int64_t number, float *memory) {
         attention_kernels<T>().backward(
             shape, read_heads<T>(q, shared, number), read_head<T>(k, number),
             read_head<T>(v, number), read_heads<T>(y, shared, number),

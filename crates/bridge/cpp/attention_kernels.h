@@ -17,7 +17,10 @@ template <typename T> struct Heads {
   Rows<T> first;
   int64_t stride;
 
-  Rows<T> operator[](int64_t head) const { return {first.data + head * stride, first.stride}; }
+  // Inline, so that no width's code is linked in the place of another's.
+  __attribute__((always_inline)) Rows<T> operator[](int64_t head) const {
+    return {first.data + head * stride, first.stride};
+  }
 };
 
 struct AttentionShape {

@@ -96,15 +96,16 @@ at::Tensor of_onednn(const at::Tensor &x, const at::Tensor &w,
   return op.call(x, w, bias, "none", Scalars(), "");
 }
 
-// g^T in memory of its own, and the sums of g's columns if they are wanted. oneDNN's product takes
-// no transposed first operand, and libtorch's copy of one reads a number at a time.
-at::Tensor transposed(const at::Tensor &g, at::Tensor *sums) {
-  const int64_t count = g.size(0), columns = g.size(1);
-  RECORD_USER_SCOPE_WITH_INPUTS("gpipe::transpose", moved(g, g));
-  at::Tensor all = at::empty({columns, count}, g.options());
+// A matrix transposed, in memory of its own, and the sums of its columns if they are wanted.
+// oneDNN's product takes no transposed first operand, and libtorch's copy of one reads a number at
+// a time.
+at::Tensor transposed(const at::Tensor &x, at::Tensor *sums) {
+  const int64_t count = x.size(0), columns = x.size(1);
+  RECORD_USER_SCOPE_WITH_INPUTS("gpipe::transpose", moved(x, x));
+  at::Tensor all = at::empty({columns, count}, x.options());
   if (sums)
-    *sums = at::empty({columns}, g.options());
-  const float *from = g.const_data_ptr<float>();
+    *sums = at::empty({columns}, x.options());
+  const float *from = x.const_data_ptr<float>();
   float *to = all.mutable_data_ptr<float>();
   float *added = sums ? sums->mutable_data_ptr<float>() : nullptr;
   constexpr int64_t kColumns = 64; // of a block
@@ -166,7 +167,7 @@ at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x
     return weight_gradient_of_few_rows(g.contiguous(), x.contiguous(), bias);
   case Products::OneDnn: {
     const int64_t rows = g.size(0), outputs = g.size(1), inputs = x.size(1);
-    // x and the result together may be less to transpose than g.
+    // g^T x, or the transpose of x^T g: x and the result together may be less to transpose than g.
     if ((rows + outputs) * inputs >= rows * outputs)
       return of_onednn(transposed(g.contiguous(), bias), x.t(), {});
     if (bias)

@@ -198,24 +198,32 @@ mod tests {
     #[test]
     fn oracle_shared_heads_agree_with_repeated_ones() {
         // One group, several, and a head for each; a block of keys and more.
-        for (heads, groups, length) in [(4, 1, 100), (6, 2, 40), (6, 3, 300), (3, 3, 40)] {
-            let of = |heads, seed| values(&[2, heads, length, 32], seed) * 1.5;
+        for (heads, groups, queries, keys, window) in [
+            (4, 1, 100, 100, Some(100)),
+            (6, 2, 40, 40, Some(7)),
+            (6, 3, 300, 300, Some(300)),
+            (4, 2, 20, 77, None),
+            (3, 3, 40, 40, Some(40)),
+        ] {
+            let of = |heads, length, seed| values(&[2, heads, length, 32], seed) * 1.5;
             let repeated = |x: &Tensor| x.repeat_interleave_self_int(heads / groups, 1, None);
+            let all = [of(heads, queries, 0.1), of(groups, keys, 0.2), of(groups, keys, 0.3)];
             compare(
-                &[of(heads, 0.1), of(groups, 0.2), of(groups, 0.3)],
+                &all,
                 // As where each has its own. A key's gradient is a sum over its heads of queries.
                 [3e-5, 0.08],
-                |all| attention(&all[0], &all[1], &all[2], Some(length)).unwrap(),
+                |all| attention(&all[0], &all[1], &all[2], window).unwrap(),
                 |all| {
                     let all = [all[0].shallow_clone(), repeated(&all[1]), repeated(&all[2])];
-                    plain_attention(&all, Some(length))
+                    plain_attention(&all, window)
                 },
             );
-            // The output has the bits of the heads' own.
-            let [q, k, v] =
-                [of(heads, 0.1), of(groups, 0.2), of(groups, 0.3)].map(|x| x.to_kind(Kind::Float));
-            let own = attention(&q, &repeated(&k), &repeated(&v), Some(length)).unwrap();
-            assert_eq!(attention(&q, &k, &v, Some(length)).unwrap(), own);
+            // The output has the bits of the heads' own, in any layout.
+            let [q, k, v] = all.map(|x| x.to_kind(Kind::Float));
+            let own = attention(&q, &repeated(&k), &repeated(&v), window).unwrap();
+            assert_eq!(attention(&q, &k, &v, window).unwrap(), own);
+            let [q, k, v] = [q, k, v].map(|x| x.transpose(1, 2).contiguous().transpose(1, 2));
+            assert_eq!(attention(&q, &k, &v, window).unwrap(), own);
         }
     }
 
@@ -278,6 +286,10 @@ mod tests {
         assert!(attention(&q, &longer, &longer, None).is_ok());
         assert!(attention(&q, &longer, &longer, Some(4)).is_err());
         assert!(attention(&q, &longer, &q, None).is_err());
+        for heads in [0, 2, 6] {
+            let k = of(&[2, heads, 20, 32]);
+            assert!(attention(&q, &k, &k, None).is_err(), "{heads} heads for 3");
+        }
         assert!(attention(&q, &q, &q, Some(-1)).is_err());
         assert!(attention(&q, &q.to_kind(Kind::BFloat16), &q, None).is_err());
     }

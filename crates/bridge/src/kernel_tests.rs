@@ -53,7 +53,7 @@ fn images(x: &Tensor) -> Tensor {
     x.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
 }
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     ("swiglu", &[&[300, 700], &[300, 700]], |x| fused::swiglu(&x[0], &x[1])),
     ("attention", &[&[4, 8, 96, 32], &[4, 8, 96, 32], &[4, 8, 96, 32]], |x| {
         fused::attention(&x[0], &x[1], &x[2], None)
@@ -84,6 +84,9 @@ const CASES: [Case; 11] = [
         cross_entropy_sum(&x[0], &target, -100, 0.1)
     }),
     (ONEDNN, &[&[300, 256], &[160, 256], &[160]], |x| {
+        linear(&x[0], &x[1], Some(&x[2]), Kernels::OneDnn)
+    }),
+    (ONEDNN, &[&[300, 64], &[320, 64], &[320]], |x| {
         linear(&x[0], &x[1], Some(&x[2]), Kernels::OneDnn)
     }),
     NORM,

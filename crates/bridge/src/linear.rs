@@ -73,8 +73,8 @@ mod tests {
     #[test]
     fn oracle_both_kernels_agree_with_float64_in_values_and_gradients() {
         // Large enough for oneDNN; ragged, like a last micro-batch; with and without a bias. For
-        // the weight's gradient, the first transposes x and the second the outputs' gradient.
-        for (rows, with_bias) in [(96, true), (37, false)] {
+        // the weight's gradient, 96 rows transpose x and 37 the outputs' gradient.
+        for (rows, with_bias) in [(96, true), (96, false), (37, true), (37, false)] {
             let x = values(&[3, rows, 128], 0.1);
             let (w, b) = (values(&[256, 128], 0.2), values(&[256], 0.3));
             let dy = values(&[3, rows, 256], 0.4);

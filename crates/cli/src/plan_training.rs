@@ -221,11 +221,17 @@ fn profiled(
     processes: &Processes,
 ) -> Result<Source, CliError> {
     let subject = profile::subject(config, model)?;
+    let samples = config.samples_of_a_pipeline();
+    let size = samples.div_ceil(config.pipeline.micro_batches.clamp(1, samples.max(1)));
+    // The statistics of batch norms fix the size of micro-batches.
+    let has_size = |costs: &ModelCosts| !costs.has_batch_norms() || costs.has_size(size);
     // Of several processes, rank 0 looks for a profile, and all of them plan with it.
     let there = processes.decided(|| {
         let found = match path.exists() {
             true => match profile::read(path) {
-                Ok(found) => Some(found).filter(|found| found.subject == subject),
+                Ok(found) => {
+                    Some(found).filter(|own| own.subject == subject && has_size(&own.costs))
+                }
                 Err(error) => {
                     prose!("{error}: it is measured anew");
                     None

@@ -91,7 +91,7 @@ impl Tape {
             Products::Aten => node.parameter_transposed(weight).backward_bytes(thinned),
             Products::OneDnn => {
                 let node = node.parameter(weight).forward_bytes(weights);
-                node.backward_bytes(made.max(thinned))
+                node.backward_bytes(made.min(used + weights).max(thinned))
             }
             Products::FewRows { scratch } => {
                 node.parameter(weight).forward_bytes(scratch).backward_bytes(thinned)

@@ -62,7 +62,11 @@ impl Tape {
         let products = self.products_for(self.spec(x).kind, rows, inputs, outputs);
         let (forward, transposed) = match products {
             Products::Aten => (0.0, 0.0),
-            Products::OneDnn => (0.0, bytes(&output)),
+            // The gradient of the outputs is transposed, or the inputs and the result.
+            Products::OneDnn => {
+                let others = FLOAT * (rows + outputs as f64) * inputs as f64;
+                (0.0, bytes(&output).min(others))
+            }
             Products::FewRows { scratch } => (scratch, 0.0),
         };
         let node = Node::new(&[x], output).forward_bytes(forward).backward_bytes(transposed);
