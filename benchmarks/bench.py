@@ -34,7 +34,7 @@ from machine import here
 
 STEPS = {"gpt": gpt, "amoeba": amoeba}
 # Part -> minutes of rounds: (short, full).
-MINUTES = {"gpt": (8, 30), "amoeba": (4, 12)}
+MINUTES = {"gpt": (8, 30), "amoeba": (4, 30)}
 MEMORY = {f"memory-{name}": network for name, network in memory.NETWORKS.items()}
 SHORT = ["gpt", "amoeba", "memory-transformer", "scaling"]
 PARTS = ["gpt", "amoeba", "memory-transformer", "memory-amoeba", "scaling", "simulated"]

@@ -100,7 +100,7 @@ class Own:
 
 
 FEW = ("4,8", "1,2")
-LLAMA = rounds.Workload("llama", {}, 0, lambda found: found["step_ms"], "")
+LLAMA = rounds.Workload("llama", {}, 0, lambda found: found["step_ms"])
 WORKLOADS = {
     "gpt": Own("configs/gpt.toml", [], 4, 1, [8], FEW, gpt.WORKLOAD),
     "amoeba": Own(

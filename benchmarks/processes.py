@@ -62,7 +62,6 @@ WORKLOAD = Workload(
     jobs=jobs(),
     peer_steps=STEPS,
     step_ms=lambda found: median(found["step_ms"][WARM_UP:]),
-    step_is=f"median of steps {WARM_UP + 1} to {STEPS}",
 )
 
 # (M, re-materialization)
@@ -95,7 +94,7 @@ def report_rounds(folder):
     raw = steps.read(folder)
     lines = [
         *folders.heading("The `gpt` step in two processes", folder),
-        *paragraph(f"{WHAT} A step's time is the {WORKLOAD.step_is}. {drift(raw)}"),
+        *paragraph(f"{WHAT} A step's time is the {steps.step_is(raw['results'])}. {drift(raw)}"),
         "",
         *compared(raw["results"]),
         "",

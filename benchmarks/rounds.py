@@ -54,9 +54,8 @@ class Workload:
     jobs: dict
     # Steps of a peer; those of gpipe are in its settings.
     peer_steps: int
-    # Milliseconds of a step, from what a program found; and which steps they are of.
+    # Milliseconds of a step, from what a program found.
     step_ms: Callable
-    step_is: str
     # The network, its mini-batch and its optimizer, in words.
     about: str = ""
 

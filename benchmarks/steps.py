@@ -6,7 +6,7 @@ import plots
 from figures import bounds, bullet, median, of_table, paragraph, with_interval, with_range
 from folders import heading
 from rounds import drift
-from targets import BELOW, MET, is_simulated, simulated
+from targets import BELOW, MET, WARM_UP, is_simulated, simulated
 
 # Of a device's step, in the order in which they are shown (docs/concepts/bubble.md).
 PARTS = [
@@ -196,6 +196,14 @@ def section(title, text, table, picture=None):
     return [f"## {title}", "", *paragraph(text), "", *shown, *table, ""]
 
 
+def step_is(results):
+    """Which steps the time of a step is of."""
+    last = max(len(one["step_ms"]) for rounds in results.values() for one in rounds)
+    if last == WARM_UP + 2:
+        return f"mean of steps {WARM_UP + 1} and {last}"
+    return f"median of steps {WARM_UP + 1} to {last}"
+
+
 def report(module, folder):
     """The text of the report."""
     raw, workload = read(folder), module.WORKLOAD
@@ -204,7 +212,7 @@ def report(module, folder):
         *heading(f"A step of `{workload.name}` beside PyTorch", folder),
         *paragraph(
             f"The workload `{workload.name}`: {workload.about}. Every program runs in a process of"
-            f" its own, in interleaved rounds. A step's time is the {workload.step_is}; a table"
+            f" its own, in interleaved rounds. A step's time is the {step_is(results)}; a table"
             " shows the median of the rounds. Ratios are paired within a round. An interval has"
             " their median in at least 95% of all cases; of fewer than six rounds it is the least"
             " and the most. benchmarks/README.md explains the names."
