@@ -273,6 +273,7 @@ fn regular(times: &[u64]) -> ModelCosts {
             kept: mib(8 * time),
             forward_peak: mib(9 * time),
             selective_peak: Bytes(0),
+            unread: Bytes(0),
             backward_peak: mib(2 * time),
             first_backward_peak: mib(3 * time),
             backward_input: forward,

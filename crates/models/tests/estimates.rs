@@ -441,7 +441,7 @@ fn oracle_rows_of_the_loss_hold_what_is_predicted() {
     compare(&networks, &cases, 0.11, below());
     let case = || Case {
         stages: 2,
-        micro_batches: 2,
+        micro_batches: 1,
         schedule: Schedule::OneFOneB,
         remat: Remat::Never,
         kernels: Kernels::OneDnn,
@@ -451,8 +451,7 @@ fn oracle_rows_of_the_loss_hold_what_is_predicted() {
         held(network, &case(), CrossEntropy::default(), Adam::default())[1].peak
     };
     let (rows, all) = (peak(&networks[0]), peak(&networks[1]));
-    // What is left is mostly the head: its weights, their gradients, moments and average.
-    assert!(rows < 0.55 * all, "{rows} of {all}");
+    assert!(rows < 0.5 * all, "{rows} of {all}");
 }
 
 #[test]
@@ -464,8 +463,7 @@ fn oracle_adapters_hold_what_is_predicted() {
 }
 
 /// On a GPU a stage also holds copies of what it is fed and what it receives. A prediction may be
-/// up to 8% too high: a skip that starts a segment counts twice, which takes up to 6%, and the
-/// outputs of a segment's last layer count, although a recomputation ends before them.
+/// up to 6% too high, because it counts the scratch memory that convolutions need on a CPU.
 #[test]
 fn oracle_on_gpus_stages_hold_what_is_predicted() {
     if !on_gpus() {
@@ -475,7 +473,7 @@ fn oracle_on_gpus_stages_hold_what_is_predicted() {
     // Targets are not counted. They are a larger part where activations take two bytes.
     for (kind, below) in [(Kind::Float, 0.01), (Kind::BFloat16, 0.02)] {
         let networks = [gpt(true, 0.1), translation(true, 0.1), amoebanet(false), resnet(), unet()];
-        compare(&networks, &some_cases(Kernels::Aten, kind), 0.08, below);
+        compare(&networks, &some_cases(Kernels::Aten, kind), 0.06, below);
     }
 }
 

@@ -40,7 +40,7 @@ impl ModelCosts {
         let states = &self.layers[range.clone()];
         let uses = |tie: &&TieCost| tie.layers.iter().any(|layer| range.contains(layer));
         let tied = self.ties.iter().filter(uses).map(|tie| tie.parameters + tie.optimizer);
-        let own = states.iter().map(|state| state.parameters + state.optimizer);
+        let state = states.iter().map(|state| state.parameters + state.optimizer);
         // The state that other replicas keep.
         let pieces = states.iter().flat_map(|state| state.shardable.iter().copied());
         let pieces = pieces.chain(self.ties.iter().filter(uses).map(|tie| tie.shardable));
@@ -60,11 +60,14 @@ impl ModelCosts {
         let gradients: Vec<Bytes> = states.iter().map(|state| state.gradients).collect();
         let early: Vec<Bytes> = states.iter().map(|state| state.early).collect();
         let received = self.received(&range, costs, samples);
+        let segments = remat.segment_ranges(range.len());
+        let own = self.with_loss(&range, costs);
         let layers = Layers {
-            costs: self.with_loss(&range, costs),
+            costs: own,
+            again: again(own, &segments, remat),
             gradients: &gradients,
             early: &early,
-            segments: remat.segment_ranges(range.len()),
+            segments,
             selective: remat == Remat::Selective,
             own_memory: self.own_memory,
             output_gradients: received.gradients,
@@ -91,7 +94,7 @@ impl ModelCosts {
         let largest = gradients.iter().copied().max().unwrap_or_default();
         let copies = if self.replicated { made.min(SUMS_UNDER_WAY + largest) } else { Bytes(0) };
         StageBytes {
-            resident: own.chain(tied).sum::<Bytes>() - elsewhere + copies,
+            resident: state.chain(tied).sum::<Bytes>() - elsewhere + copies,
             gradients: made,
             statistics,
             forward: with(
@@ -187,4 +190,19 @@ impl ModelCosts {
         };
         purposes.iter().map(of).collect()
     }
+}
+
+/// The costs of the layers of a stage as re-materializations see them: each segment ends with what
+/// its backward reads. What is offloaded comes back in full, and the last segment feeds the loss if
+/// the stage has one.
+fn again(costs: &[LayerCost], segments: &[Range<usize>], remat: Remat) -> Vec<LayerCost> {
+    let mut again = costs.to_vec();
+    let layers = segments.last().map_or(0, |segment| segment.end);
+    let feeds_loss = |segment: &&Range<usize>| segment.end == layers && layers < costs.len();
+    for segment in segments.iter().filter(|own| !remat.offloads() && !feeds_loss(own)) {
+        if let Some(last) = segment.end.checked_sub(1).and_then(|last| again.get_mut(last)) {
+            last.kept = last.kept - last.unread;
+        }
+    }
+    again
 }

@@ -9,6 +9,8 @@ use crate::{memory::ActionMemory, remat::Remat, units::Bytes};
 /// The layers of a stage, followed by the loss if the stage has it, and how they are segmented.
 pub(super) struct Layers<'a> {
     pub costs: &'a [LayerCost],
+    /// The same as re-materializations see them: without what they leave out.
+    pub again: Vec<LayerCost>,
     pub gradients: &'a [Bytes],
     /// The part of `gradients` that the first halves of split backwards already compute.
     pub early: &'a [Bytes],
@@ -46,12 +48,12 @@ pub(super) struct SkipEnds {
 impl Layers<'_> {
     /// Forwards that keep: each layer adds what it keeps.
     pub fn keeping(&self, part: Range<usize>) -> ActionMemory {
-        let mut held = ActionMemory::default();
-        for cost in self.costs.get(part).unwrap_or_default() {
-            held.peak = held.peak.max(held.after + cost.forward_peak);
-            held.after += cost.kept;
-        }
-        held
+        keeping(self.costs.get(part).unwrap_or_default())
+    }
+
+    /// The same for a re-materialization of these layers.
+    fn keeping_again(&self, part: Range<usize>) -> ActionMemory {
+        keeping(self.again.get(part).unwrap_or_default())
     }
 
     /// A forward that discards. Each layer's inputs are freed when it is done, unless a segment
@@ -96,7 +98,7 @@ impl Layers<'_> {
     pub fn rematerialize(&self) -> ActionMemory {
         if self.selective {
             let (mut now, mut most) = (0_i64, 0_i64);
-            for (layer, cost) in self.costs.iter().enumerate() {
+            for (layer, cost) in self.again.iter().enumerate() {
                 // The loss runs for the first time here, so it has no kept products.
                 let (peak, had) = match layer < self.gradients.len() {
                     true => (cost.selective_peak, cost.products),
@@ -110,7 +112,7 @@ impl Layers<'_> {
             return self.without_arrived(own, 0..self.costs.len());
         }
         let start = self.segments.last().map_or(0, |segment| segment.start);
-        self.without_arrived(self.keeping(start..self.costs.len()), start..self.costs.len())
+        self.without_arrived(self.keeping_again(start..self.costs.len()), start..self.costs.len())
     }
 
     /// What recomputing these layers holds, without the skips that the stage received: the layers
@@ -127,9 +129,9 @@ impl Layers<'_> {
     /// The peak of a backward, above its start. Layers run from the last to the first, and each
     /// frees what it kept. Segments that were not recomputed yet are recomputed on the way.
     pub fn backward(&self, segmented: bool, weights: Gradients) -> Bytes {
-        let segments = match segmented {
-            true => self.segments.clone(),
-            false => Remat::Never.segment_ranges(self.gradients.len()),
+        let (segments, costs) = match segmented {
+            true => (self.segments.clone(), &self.again[..]),
+            false => (Remat::Never.segment_ranges(self.gradients.len()), self.costs),
         };
         let arrived = if self.own_memory { signed(self.output_gradients) } else { 0 };
         let returned = |skip: &SkipEnds| {
@@ -142,13 +144,13 @@ impl Layers<'_> {
             let last = number + 1 == segments.len();
             let end = if last { self.costs.len() } else { segment.end };
             if !last {
-                let again = self.keeping(segment.start..end);
+                let again = self.keeping_again(segment.start..end);
                 let again = self.without_arrived(again, segment.start..end);
                 most = most.max(now.saturating_add(signed(again.peak)));
                 now = now.saturating_add(signed(again.after));
             }
             for layer in (segment.start..end).rev() {
-                let cost = &self.costs[layer];
+                let cost = &costs[layer];
                 let of_layer = |bytes: &[Bytes]| bytes.get(layer).copied().unwrap_or_default();
                 let (made, early) = (of_layer(self.gradients), of_layer(self.early));
                 let (peak, left) = match weights {
@@ -212,6 +214,15 @@ impl Layers<'_> {
         }
         Bytes(u64::try_from(most).unwrap_or(0))
     }
+}
+
+fn keeping(costs: &[LayerCost]) -> ActionMemory {
+    let mut held = ActionMemory::default();
+    for cost in costs {
+        held.peak = held.peak.max(held.after + cost.forward_peak);
+        held.after += cost.kept;
+    }
+    held
 }
 
 fn signed(bytes: Bytes) -> i64 {

@@ -1,6 +1,4 @@
-//! What one layer takes and holds, by the size of micro-batches.
-
-use std::collections::BTreeMap;
+//! What one layer takes and holds for one micro-batch.
 
 use serde::{Deserialize, Serialize};
 
@@ -40,6 +38,10 @@ pub struct LayerCost {
     /// What a forward that keeps leaves until the backward: outputs, and what autograd saves. The
     /// layer's inputs are not included.
     pub kept: Bytes,
+    /// The part of `kept` that a re-materialization does not make when this layer ends it: outputs
+    /// that no backward reads. 0 if unknown, or if the layer runs to its end.
+    #[serde(default)]
+    pub unread: Bytes,
     /// The outputs of its matrix products and convolutions, which [`Remat::Selective`] keeps.
     #[serde(default)]
     pub products: Bytes,
@@ -71,40 +73,6 @@ pub struct LayerCost {
     pub first_backward_weight_peak: Bytes,
 }
 
-/// The layers' costs, by samples of a micro-batch.
-pub(super) type Sizes = BTreeMap<usize, Vec<LayerCost>>;
-
-/// The costs for micro-batches of `samples` samples, on the line through the two nearest sizes. If
-/// there is only one size, they are in proportion to it.
-pub(super) fn between(sizes: &Sizes, samples: usize) -> Option<Vec<LayerCost>> {
-    if let Some(own) = sizes.get(&samples) {
-        return Some(own.clone());
-    }
-    let below: Vec<usize> = sizes.range(..samples).rev().take(2).map(|size| *size.0).collect();
-    let above: Vec<usize> = sizes.range(samples..).take(2).map(|size| *size.0).collect();
-    let (a, b) = match (&below[..], &above[..]) {
-        ([a, ..], [b, ..]) | ([b, a, ..], []) | ([], [a, b, ..]) => (*a, *b),
-        ([only], []) | ([], [only]) => {
-            let ratio = samples as f64 / *only as f64;
-            return Some(sizes[only].iter().map(|cost| cost.map(|x| x as f64 * ratio)).collect());
-        }
-        ([], []) => return None,
-    };
-    let share = (samples as f64 - a as f64) / (b as f64 - a as f64);
-    let line = |(a, b): (&LayerCost, &LayerCost)| {
-        a.zip(b, |a, b| a as f64 + share * (b as f64 - a as f64))
-    };
-    let mut costs: Vec<LayerCost> = sizes[&a].iter().zip(&sizes[&b]).map(line).collect();
-    if [a, b].iter().any(|size| !sizes[size].iter().any(LayerCost::has_selective)) {
-        // One of the sizes exceeded a cap when it was measured. Its costs are unknown, not zero, so
-        // there is no line to draw.
-        for cost in &mut costs {
-            (cost.rematerialize_selective, cost.products, cost.selective_peak) = Default::default();
-        }
-    }
-    Some(costs)
-}
-
 impl LayerCost {
     pub(crate) fn has_halves(&self) -> bool {
         self.backward_input + self.backward_weight > Nanos(0)
@@ -119,12 +87,12 @@ impl LayerCost {
     }
 
     /// Applies `f` to every number. NaN and negative results become 0.
-    fn map(&self, f: impl Fn(u64) -> f64) -> Self {
+    pub(super) fn map(&self, f: impl Fn(u64) -> f64) -> Self {
         self.zip(self, |a, _| f(a))
     }
 
     /// Applies `f` to every pair of numbers.
-    fn zip(&self, other: &Self, f: impl Fn(u64, u64) -> f64) -> Self {
+    pub(super) fn zip(&self, other: &Self, f: impl Fn(u64, u64) -> f64) -> Self {
         let f = |a: u64, b: u64| f(a, b).round().max(0.0) as u64;
         let time = |a: Nanos, b: Nanos| Nanos(f(a.0, b.0));
         let bytes = |a: Bytes, b: Bytes| Bytes(f(a.0, b.0));
@@ -143,6 +111,7 @@ impl LayerCost {
             inputs: bytes(self.inputs, other.inputs),
             input_gradients: bytes(self.input_gradients, other.input_gradients),
             kept: bytes(self.kept, other.kept),
+            unread: bytes(self.unread, other.unread),
             products: bytes(self.products, other.products),
             forward_peak: bytes(self.forward_peak, other.forward_peak),
             selective_peak: bytes(self.selective_peak, other.selective_peak),

@@ -117,6 +117,7 @@ fn cost(random: &mut Stream, samples: usize, kind: Kind) -> LayerCost {
         inputs,
         input_gradients: inputs,
         kept: activations,
+        unread: Bytes(inputs.0 / 2),
         forward_peak: bytes(60),
         selective_peak: activations,
         backward_peak: bytes(60),

@@ -241,7 +241,11 @@ impl Model<'_> {
             let inputs = specs.iter().map(bytes).sum();
             values = recorded.iter().map(|&var| tape.outside(var)).collect();
             let (totals, gradients) = tape.finish(&recorded);
-            run.costs.push(self.cost(inputs, flops, &totals));
+            let mut cost = self.cost(inputs, flops, &totals);
+            if !layer.layer.may_end_early() {
+                cost.unread = Bytes(0);
+            }
+            run.costs.push(cost);
             run.statistics.push(totals.statistics);
             let gradients = gradients.into_iter();
             run.skip_gradients.extend(gradients.map(|(name, bytes)| ((index, name), bytes)));
@@ -355,6 +359,7 @@ impl Model<'_> {
             inputs: held(inputs),
             input_gradients: held(totals.input_gradients),
             kept: held(totals.kept),
+            unread: held(totals.unread),
             forward_peak: held(totals.forward_peak),
             // Counted as if the products were computed again.
             selective_peak: held(totals.forward_peak),

@@ -8,19 +8,16 @@
 //! added in place if nothing else holds them.
 
 mod attention;
+mod backward;
 mod images;
 mod node;
 mod operations;
 
-use std::{
-    collections::{HashMap, HashSet},
-    sync::Arc,
-};
+use std::{collections::HashMap, sync::Arc};
 
 use gpipe_bridge::linear::Kernels;
 use tch::Kind;
 
-use self::node::Gradient;
 pub use self::{
     images::Strides,
     node::{Node, Var},
@@ -131,6 +128,8 @@ pub(crate) struct Totals {
     /// Bytes of batch statistics.
     pub statistics: f64,
     pub kept: f64,
+    /// The part of `kept` that no backward reads.
+    pub unread: f64,
     pub forward_peak: f64,
     pub backward_peak: f64,
     pub first_backward_peak: f64,
@@ -357,6 +356,7 @@ impl Tape {
             input_gradients: wanted.map(|&input| self.bytes(input)).sum(),
             statistics: self.statistics,
             kept: self.memory.live,
+            unread: self.memory.live - self.without(&outputs).live,
             forward_peak: self.memory.peak,
             backward_peak,
             first_backward_peak: self.backward(&outputs, true).0,
@@ -368,123 +368,6 @@ impl Tape {
         };
         let of = |var: &Var| gradients.get(var).copied().unwrap_or(0.0);
         (totals, self.popped.iter().map(|(name, var)| (name.clone(), of(var))).collect())
-    }
-
-    /// The nodes that compute gradients of parameters.
-    fn starts(&self) -> impl Iterator<Item = &Ran> {
-        let trained = |node: &Node| node.parameters.iter().any(|own| self.is_trained(own.0));
-        self.nodes.iter().filter(move |ran| trained(&ran.node))
-    }
-
-    /// Bytes of the gradients that the second half of a split backward starts from.
-    fn captured(&self, outputs: &[Var]) -> f64 {
-        match self.inputs.iter().any(|input| self.values[input.0].grad) {
-            true => self.starts().map(|ran| self.bytes(ran.output)).sum(),
-            false => outputs.iter().map(|&output| self.bytes(output)).sum(),
-        }
-    }
-
-    /// Bytes still saved when only the parameters' gradients remain to be computed.
-    fn split(&self, outputs: &[Var]) -> f64 {
-        let mut memory = self.memory.clone();
-        // A stashed value may also be an output.
-        let held: HashSet<Var> = outputs.iter().copied().collect();
-        for output in held {
-            memory.release(self.values[output.0].memory);
-        }
-        // If no input needs a gradient, the first half does nothing.
-        let wanted = self.inputs.iter().any(|input| self.values[input.0].grad);
-        for ran in self.nodes.iter().filter(|_| wanted) {
-            if !ran.node.parameters.iter().any(|own| self.is_trained(own.0)) {
-                ran.saved.iter().for_each(|&block| memory.release(block));
-            }
-        }
-        memory.live
-    }
-
-    /// The peak bytes of a backward above its start, and the bytes that each remaining gradient
-    /// holds. The `first` backward of a step allocates the parameters' accumulators.
-    fn backward(&self, outputs: &[Var], first: bool) -> (f64, HashMap<Var, f64>) {
-        let mut memory = Memory { live: 0.0, peak: 0.0, ..self.memory.clone() };
-        let mut grads: HashMap<Var, usize> = HashMap::new();
-        let mut found: Vec<(usize, usize, bool)> = Vec::new();
-        // The caller of the backward holds the outputs' gradients until it ends.
-        let mut given: HashMap<usize, f64> = HashMap::new();
-        for &output in outputs.iter().filter(|output| self.values[output.0].grad) {
-            let gradient = memory.allocate(0.0);
-            given.insert(memory.share(gradient), self.bytes(output));
-            self.meet(&mut memory, &mut grads, output, gradient);
-        }
-        for Ran { node, output, saved } in self.nodes.iter().rev() {
-            let Some(gradient) = grads.remove(output) else { continue };
-            let inputs = node.inputs.iter().filter(|input| self.values[input.0].grad);
-            let mut made: Vec<(Var, usize)> = Vec::new();
-            let overwritten =
-                if node.gradient == Gradient::Overwritten { node.saved_bytes } else { 0.0 };
-            memory.live -= overwritten;
-            for &input in inputs {
-                let block = match node.gradient {
-                    Gradient::Passed => memory.share(gradient),
-                    _ => memory.allocate(self.bytes(input)),
-                };
-                made.push((input, block));
-            }
-            for &(number, copied) in node.parameters.iter().filter(|p| self.is_trained(p.0)) {
-                found.push((number, memory.allocate(self.parameter_bytes(number)), copied));
-            }
-            memory.look(node.backward_bytes);
-            memory.live += overwritten;
-            memory.release(gradient);
-            for &block in saved {
-                memory.release(block);
-            }
-            for (input, block) in made {
-                self.meet(&mut memory, &mut grads, input, block);
-            }
-        }
-        self.accumulate(&mut memory, &found, first);
-        let holds = |block: usize| given.get(&block).copied().unwrap_or(memory.blocks[block].0);
-        let left = grads.into_iter().map(|(var, block)| (var, holds(block))).collect();
-        (memory.peak, left)
-    }
-
-    /// Adds a gradient to the one already there, in place if nothing else holds that one.
-    fn meet(
-        &self,
-        memory: &mut Memory,
-        grads: &mut HashMap<Var, usize>,
-        input: Var,
-        gradient: usize,
-    ) {
-        let Some(old) = grads.get(&input).copied() else {
-            grads.insert(input, gradient);
-            return;
-        };
-        if memory.blocks[old].1 > 1 {
-            let sum = memory.allocate(self.bytes(input));
-            grads.insert(input, sum);
-            memory.release(old);
-        }
-        memory.release(gradient);
-    }
-
-    /// Adds the parameters' gradients to the accumulators, one by one, when all are computed.
-    fn accumulate(&self, memory: &mut Memory, found: &[(usize, usize, bool)], first: bool) {
-        for &(number, gradient, copied) in found {
-            let master = bytes(&TensorSpec::new(self.shape(number), self.precision.master));
-            if self.precision.is_reduced() {
-                // The new accumulator, or the wider copy that is added to it.
-                let wide = memory.allocate(master);
-                memory.release(gradient);
-                if !first {
-                    memory.release(wide);
-                }
-            } else if first && copied {
-                memory.look(master);
-            } else if !first {
-                memory.release(gradient);
-            }
-        }
     }
 }
 
