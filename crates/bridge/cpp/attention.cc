@@ -17,8 +17,8 @@ namespace {
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-// Of x [samples, heads, positions, size], the `count` heads with this number among all of that
-// many.
+// Group `number` of x [samples, heads, positions, size], counted sample after sample, where `count`
+// heads make a group.
 template <typename T, typename Data>
 Heads<T> heads(const at::Tensor &x, Data *data, int64_t count, int64_t number) {
   const int64_t groups = x.size(1) / count, sample = number / groups;

@@ -186,7 +186,7 @@ void forward(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Row
 }
 
 // What a group's heads of queries read, and add to.
-struct Shared {
+struct Group {
   const float *keys, *values; // [size, padded keys]
   float *key_sums, *value_sums; // [padded keys, size]
 };
@@ -194,7 +194,7 @@ struct Shared {
 // A head of queries. With p the weights, and D_i = dy_i y_i: dv = p^T dy, ds = p (dy v^T - D),
 // dq = ds k scale, and dk = ds^T q scale.
 template <typename T>
-void backward_head(const AttentionShape &shape, const Scratch &own, const Shared &group,
+void backward_head(const AttentionShape &shape, const Scratch &own, const Group &group,
                    Rows<const T> q, Rows<const T> k, Rows<const T> y, const float *sums,
                    Rows<const T> dy, Rows<T> dq) {
   const int64_t size = shape.size;
@@ -272,7 +272,7 @@ void backward(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Ro
   turned(rows, shape.keys, own.padded, size, keys);
   for (int64_t at = 0; at < whole; at++)
     key_sums[at] = value_sums[at] = 0.0f;
-  const Shared group{keys, values, key_sums, value_sums};
+  const Group group{keys, values, key_sums, value_sums};
   for (int64_t head = 0; head < shape.shared; head++)
     backward_head<T>(shape, own, group, q[head], k, y[head], sums + head * shape.queries,
                      dy[head], dq[head]);

@@ -44,10 +44,12 @@ constexpr int64_t kHeadStep = 16;
 template <typename T> struct AttentionKernels {
   // Elements of float32 that a call needs to work with.
   int64_t (*scratch)(const AttentionShape &shape);
-  // y = softmax(q k^T scale) v, and for each head and query the logarithm of the softmax's sum.
+  // y = softmax(q k^T scale) v, and for each head and query the logarithm of the softmax's sum. q
+  // and y are [shared, queries, size], k and v [keys, size], and sums [shared, queries].
   void (*forward)(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Rows<const T> v,
                   Heads<T> y, float *sums, float *scratch);
-  // The gradients dq, dk and dv, from dy.
+  // The gradients dq, dk and dv, from dy, each with its tensor's shape. dk and dv are sums over the
+  // group's heads.
   void (*backward)(const AttentionShape &shape, Heads<const T> q, Rows<const T> k, Rows<const T> v,
                    Heads<const T> y, const float *sums, Heads<const T> dy, Heads<T> dq,
                    Rows<T> dk, Rows<T> dv, float *scratch);

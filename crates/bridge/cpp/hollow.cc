@@ -63,7 +63,7 @@ struct Slot {
     held = std::move(again);
   }
 
-  const bool has_sizes; // a nested tensor has none
+  const bool has_sizes; // only a plain strided tensor's are compared
   const std::vector<int64_t> sizes;
   const at::ScalarType dtype;
   Saved held;
@@ -111,16 +111,18 @@ struct Filler : SavedVariableHooks {
 using torch::autograd::Node;
 
 // Whether a node keeps nothing for its backward but what autograd saves: libtorch's own operations,
-// and ours. A function of Python's, or of another library, may keep tensors of its own, and so may
-// a hook.
-bool saves_only(const Node &node) {
-  const char *type = typeid(node).name();
-  if (std::strstr(type, "AccumulateGrad"))
+// and ours. A function of Python's, of another library or of the user's may keep tensors of its
+// own, and so may a hook.
+bool saves_only(Node &node) {
+  const auto has = [type = typeid(node).name()](const char *part) {
+    return std::strstr(type, part) != nullptr;
+  };
+  if (has("AccumulateGrad"))
     return true;
-  const bool is_known =
-      std::strstr(type, "8autograd9generated") || std::strstr(type, "N5gpipe");
-  return is_known && node.pre_hooks().empty() && node.post_hooks().empty() &&
-         const_cast<Node &>(node).tensor_pre_hooks().empty();
+  const bool is_libtorchs = has("8autograd9generated") || has("CopyBackwards");
+  const bool is_ours = has("N5gpipe") && !has("Custom");
+  return (is_libtorchs || is_ours) && node.pre_hooks().empty() && node.post_hooks().empty() &&
+         node.tensor_pre_hooks().empty();
 }
 
 } // namespace
@@ -183,16 +185,16 @@ void HollowGraph::empty_leaf(Address address) const {
 bool HollowGraph::keeps_memory(rust::Slice<const Address> outputs) const {
   if (impl->has_others)
     return true;
-  std::unordered_set<const Node *> seen;
-  std::vector<const Node *> next;
-  const auto visit = [&](const Node *node) {
+  std::unordered_set<Node *> seen;
+  std::vector<Node *> next;
+  const auto visit = [&](Node *node) {
     if (node && seen.insert(node).second)
       next.push_back(node);
   };
   for (const at::Tensor &output : borrow_all(outputs))
     visit(output.defined() ? output.grad_fn().get() : nullptr);
   while (!next.empty()) {
-    const Node &node = *next.back();
+    Node &node = *next.back();
     next.pop_back();
     if (!saves_only(node))
       return true;

@@ -14,7 +14,7 @@ struct Saved {
 
   Saved() = default;
   explicit Saved(const at::Tensor &from);
-  // The tensor. An error if it was changed in place since, as without hooks.
+  // The tensor. An error if it was changed in place since, as without hooks, or if this is empty.
   at::Tensor read() const;
 };
 

@@ -52,14 +52,10 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::vjp::{Request, vjp};
-
-    /// Values in (-1, 1) that depend only on their position.
-    fn values(shape: &[i64], seed: f64) -> Tensor {
-        let count: i64 = shape.iter().product();
-        let position = Tensor::arange(count, (Kind::Double, Device::Cpu)) + seed;
-        (position * 12.9898).sin().reshape(shape)
-    }
+    use crate::{
+        testing::values,
+        vjp::{Request, vjp},
+    };
 
     /// The output, and the gradients of input and weight.
     fn run(

@@ -75,12 +75,13 @@ mod tests {
     use tch::{Device, Kind};
 
     use super::*;
-    use crate::vjp::{Request, vjp};
+    use crate::{
+        testing,
+        vjp::{Request, vjp},
+    };
 
     fn values(shape: &[i64], seed: f64) -> Tensor {
-        let count: i64 = shape.iter().product();
-        let position = Tensor::arange(count, (Kind::Double, Device::Cpu)) + seed;
-        ((position * 12.9898).sin() * 1.5).reshape(shape)
+        testing::values(shape, seed) * 1.5
     }
 
     /// The output and the gradients of `leaves`, in float64.

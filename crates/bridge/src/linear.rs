@@ -58,22 +58,23 @@ pub fn linear(
 
 #[cfg(test)]
 mod tests {
-    use tch::{Device, Kind};
+    use tch::Kind;
 
     use super::*;
-    use crate::vjp::{Request, vjp};
+    use crate::{
+        testing,
+        vjp::{Request, vjp},
+    };
 
-    /// Values in (-1, 1) that depend only on their position.
     fn values(shape: &[i64], seed: f64) -> Tensor {
-        let count: i64 = shape.iter().product();
-        let position = Tensor::arange(count, (Kind::Double, Device::Cpu)) + seed;
-        (position * 12.9898).sin().reshape(shape).to_kind(Kind::Float)
+        testing::values(shape, seed).to_kind(Kind::Float)
     }
 
     #[test]
     fn oracle_both_kernels_agree_with_float64_in_values_and_gradients() {
-        // Large enough for oneDNN; ragged, like a last micro-batch; with and without a bias. For
-        // the weight's gradient, 96 rows transpose x and 37 the outputs' gradient.
+        // Large enough for oneDNN; ragged, like a last micro-batch; with and without a bias. The
+        // weight's gradient transposes x where (rows + 256) 128 < rows 256: of 288 rows, but not
+        // of 111.
         for (rows, with_bias) in [(96, true), (96, false), (37, true), (37, false)] {
             let x = values(&[3, rows, 128], 0.1);
             let (w, b) = (values(&[256, 128], 0.2), values(&[256], 0.3));

@@ -109,7 +109,7 @@ mod tests {
     use crate::{
         convolution::{Geometry, convolution},
         linear::{Kernels, linear},
-        testing::random,
+        testing::leaf,
         vjp::{Request, vjp},
     };
 
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn transparency_an_unread_product_has_the_gradients_of_a_computed_one() {
-        let (x, w, b) = (random(&[3, 64, 96], 1), random(&[128, 96], 2), random(&[128], 3));
+        let (x, w, b) = (leaf(&[3, 64, 96], 1), leaf(&[128, 96], 2), leaf(&[128], 3));
         let forward = || linear(&x, &w, Some(&b), Kernels::OneDnn).unwrap();
         let (computed, left_out) = (forward(), unread(forward));
         assert_eq!(left_out.size(), computed.size());
@@ -143,9 +143,9 @@ mod tests {
 
     #[test]
     fn transparency_a_replay_has_the_bits_of_what_it_replays() {
-        let (x, w, b) = (random(&[3, 64, 96], 1), random(&[128, 96], 2), random(&[128], 3));
-        let (image, kernel) = (random(&[2, 128, 8, 12], 4), random(&[128, 8, 3, 3], 5));
-        let point = random(&[64, 128, 1, 1], 6);
+        let (x, w, b) = (leaf(&[3, 64, 96], 1), leaf(&[128, 96], 2), leaf(&[128], 3));
+        let (image, kernel) = (leaf(&[2, 128, 8, 12], 4), leaf(&[128, 8, 3, 3], 5));
+        let point = leaf(&[64, 128, 1, 1], 6);
         for kernels in [Kernels::Aten, Kernels::OneDnn] {
             for kind in [Kind::Float, Kind::BFloat16] {
                 let of = |t: &Tensor| t.to_kind(kind).detach().set_requires_grad(true);
@@ -170,7 +170,7 @@ mod tests {
 
     #[test]
     fn transparency_what_was_changed_in_place_is_computed_again() {
-        let (x, w) = (random(&[5, 7], 1), random(&[9, 7], 2));
+        let (x, w) = (leaf(&[5, 7], 1), leaf(&[9, 7], 2));
         let forward = || {
             let y = linear(&x, &w, None, Kernels::Aten).unwrap();
             // A layer may do this to save memory.
@@ -189,7 +189,7 @@ mod tests {
 
     #[test]
     fn fault_another_forward_is_refused_and_leaves_nothing_behind() {
-        let (x, w, other) = (random(&[5, 7], 1), random(&[9, 7], 2), random(&[8, 7], 3));
+        let (x, w, other) = (leaf(&[5, 7], 1), leaf(&[9, 7], 2), leaf(&[8, 7], 3));
         let once = || linear(&x, &w, None, Kernels::Aten);
         let twice = || once().and_then(|_| once());
         let recorded = || OpCache::record(once).unwrap().1;
@@ -212,7 +212,7 @@ mod tests {
     fn property_what_is_kept_is_what_products_gave() {
         let arena = crate::memory::Arena::acquire().unwrap();
         crate::memory::enter(arena.id()).unwrap();
-        let (x, w) = (random(&[256, 64], 1), random(&[128, 64], 2));
+        let (x, w) = (leaf(&[256, 64], 1), leaf(&[128, 64], 2));
         let live = || crate::memory::stats(arena.id()).unwrap().live as i64;
         let before = live();
         let forward = || linear(&x, &w, None, Kernels::Aten).map(|y| y.tanh().exp().tanh());

@@ -111,7 +111,7 @@ mod tests {
     use tch::{Kind, Tensor};
 
     use super::*;
-    use crate::{testing::random, vjp::vjp};
+    use crate::{testing::leaf, vjp::vjp};
 
     /// The gradients from both halves and from the whole VJP, each on a new graph. The halves run
     /// twice: early gradients are added at once, then later, with equal results.
@@ -151,14 +151,8 @@ mod tests {
 
     #[test]
     fn transparency_halves_have_the_bits_of_the_whole() {
-        let x = [random(&[4, 6], 1)];
-        let w = [
-            random(&[8, 6], 2),
-            random(&[8], 3),
-            random(&[8], 4),
-            random(&[8], 5),
-            random(&[5, 8], 6),
-        ];
+        let x = [leaf(&[4, 6], 1)];
+        let w = [leaf(&[8, 6], 2), leaf(&[8], 3), leaf(&[8], 4), leaf(&[8], 5), leaf(&[5, 8], 6)];
         let block = |x: &[Tensor], w: &[Tensor]| {
             let h = x[0].linear(&w[0], Some(&w[1])).gelu("none");
             let normed = h.layer_norm([8], Some(&w[2]), Some(&w[3]), 1e-5, false);
@@ -188,12 +182,12 @@ mod tests {
     }
 
     fn kernels() -> [Tensor; 4] {
-        [random(&[8, 64, 3, 3], 2), random(&[8], 3), random(&[8], 4), random(&[4, 8, 3, 3], 5)]
+        [leaf(&[8, 64, 3, 3], 2), leaf(&[8], 3), leaf(&[8], 4), leaf(&[4, 8, 3, 3], 5)]
     }
 
     #[test]
     fn transparency_of_convolutions() {
-        let (x, w) = ([random(&[2, 64, 6, 6], 1)], kernels());
+        let (x, w) = ([leaf(&[2, 64, 6, 6], 1)], kernels());
         let [halves, whole] = both(&x, &w, images).unwrap();
         assert!(halves.iter().all(Option::is_some));
         assert_eq!(halves, whole);
@@ -201,7 +195,7 @@ mod tests {
 
     #[test]
     fn property_what_is_found_early_is_added_where_it_is_its_turn() {
-        let (x, w) = (random(&[2, 64, 6, 6], 1), kernels());
+        let (x, w) = (leaf(&[2, 64, 6, 6], 1), kernels());
         let y = images(&[x.shallow_clone()], &w);
         let grad = Tensor::ones_like(&y);
         let parameters: Vec<&Tensor> = w.iter().collect();
@@ -218,16 +212,16 @@ mod tests {
 
     #[test]
     fn transparency_where_there_is_no_input_or_no_parameter() {
-        let w = [random(&[7, 3], 1)];
+        let w = [leaf(&[7, 3], 1)];
         let tokens = Tensor::from_slice(&[1_i64, 5, 1, 2]);
         let [halves, whole] =
             both(&[], &w, |_, w| Tensor::embedding(&w[0], &tokens, -1, false, false)).unwrap();
         assert_eq!(halves, whole);
-        let x = [random(&[3], 1), random(&[3], 2)];
+        let x = [leaf(&[3], 1), leaf(&[3], 2)];
         let [halves, whole] = both(&x, &[], |x, _| &x[0] * &x[1]).unwrap();
         assert_eq!(halves, whole);
         // One of the output's two branches has no input; an unused parameter has no gradient.
-        let (x, w) = ([random(&[3], 1)], [random(&[3, 3], 2), random(&[3, 3], 3), random(&[3], 4)]);
+        let (x, w) = ([leaf(&[3], 1)], [leaf(&[3, 3], 2), leaf(&[3, 3], 3), leaf(&[3], 4)]);
         let [halves, whole] =
             both(&x, &w, |x, w| w[0].matmul(&x[0]) + w[1].exp().sum(Kind::Float)).unwrap();
         assert_eq!(halves, whole);
@@ -235,7 +229,7 @@ mod tests {
 
     #[test]
     fn fault_a_weight_that_is_used_twice_is_not_split() {
-        let (x, w) = ([random(&[4, 4], 1)], [random(&[4, 4], 2)]);
+        let (x, w) = ([leaf(&[4, 4], 1)], [leaf(&[4, 4], 2)]);
         let twice = |x: &[Tensor], w: &[Tensor]| x[0].matmul(&w[0]).tanh().matmul(&w[0]);
         assert!(both(&x, &w, twice).is_none());
         // Nothing was done, so the whole VJP can still be computed.
@@ -257,7 +251,7 @@ mod tests {
     fn property_the_first_half_gives_back_what_the_second_does_not_need() {
         let arena = crate::memory::Arena::acquire().unwrap();
         crate::memory::enter(arena.id()).unwrap();
-        let (x, w) = (random(&[256, 64], 1), random(&[64, 64], 2));
+        let (x, w) = (leaf(&[256, 64], 1), leaf(&[64, 64], 2));
         let live = || crate::memory::stats(arena.id()).unwrap().live as i64;
         let before = live();
         // The product saves x and w, which exist anyway; each tanh saves its output.
@@ -291,7 +285,7 @@ mod tests {
         crate::memory::enter(arena.id()).unwrap();
         // The gradient of x is computed last, and is as large as all that the eight tanh functions
         // save.
-        let (x, w) = (random(&[256, 512], 1), random(&[512, 64], 2));
+        let (x, w) = (leaf(&[256, 512], 1), leaf(&[512, 64], 2));
         let live = || crate::memory::stats(arena.id()).unwrap().live;
         let one = 256 * 64 * 4;
         let mut y = x.matmul(&w);

@@ -70,14 +70,17 @@ pub fn inputs() -> Vec<TensorSpec> {
     vec![TensorSpec::new([2, LENGTH], Kind::Int64)]
 }
 
-/// Large enough for the attention of the bridge, which lets heads of queries share keys.
+/// Positions that the attention of the bridge computes, if heads are large enough.
+const LONG: i64 = 20;
+
+/// For the attention of the bridge, which lets heads of queries share keys.
 fn with_large_heads() -> Llama {
     let rotary = Rotary { theta: 1e4, positions: 32, scaling: RotaryScaling::None };
     Llama { head_size: 16, rotary, ..model() }
 }
 
 fn trained(run: &Run, model: &Llama, kind: Kind, kernels: Kernels) -> Vec<(String, Tensor)> {
-    let length = if model.head_size < 16 { LENGTH } else { 20 };
+    let length = if *model == with_large_heads() { LONG } else { LENGTH };
     let inputs = vec![TensorSpec::new([2, length], Kind::Int64)];
     let builder = run.builder_of(model.build().unwrap(), inputs, 3).kernels(kernels);
     let builder = match &model.experts {
@@ -133,7 +136,7 @@ fn transparency_of_llama() {
 
 /// The bridge's attention shares heads of keys, and libtorch's gets each of them repeated.
 #[test]
-fn oracle_shared_heads_train_as_repeated_ones() {
+fn oracle_shared_heads_give_the_gradients_of_repeated_ones() {
     let run = |kernels| trained(&Run::plain(), &with_large_heads(), Kind::Float, kernels);
     let (own, plain) = (run(Kernels::OneDnn), run(Kernels::Aten));
     // The second step starts from updates in which Adam divides by small gradients.
