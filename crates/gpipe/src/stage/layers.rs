@@ -138,8 +138,9 @@ impl ActiveStage<'_> {
         let mut values = inputs;
         let named = self.named_inputs(micro_batch)?;
         let (mut islands, mut statistics) = (Vec::new(), Vec::new());
-        let is_read = matches!(last, LastLayer::Read | LastLayer::Hollow) || self.is_observed();
-        let stays = matches!(last, LastLayer::Hollow) && !self.is_observed();
+        let is_read =
+            matches!(last, LastLayer::Read | LastLayer::Hollow) || self.shows_recomputed();
+        let stays = matches!(last, LastLayer::Hollow) && !self.shows_recomputed();
         let mut fill = match last {
             LastLayer::Fill(hollow) => Some(hollow),
             _ => None,

@@ -43,6 +43,11 @@ impl ActiveStage<'_> {
         users.chain(check).chain(samples)
     }
 
+    /// Whether what recomputations give is shown to somebody, so that they run to the end.
+    pub(super) fn shows_recomputed(&self) -> bool {
+        self.step.recorder.is_some() || !self.config.observers.is_empty()
+    }
+
     pub(super) fn is_observed(&self) -> bool {
         self.observers().next().is_some()
     }

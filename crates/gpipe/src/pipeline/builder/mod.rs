@@ -460,6 +460,7 @@ impl PipelineBuilder {
     }
 
     /// Calls `observer` as stages work. Several are called in the order in which they were added.
+    /// For them recomputations run to the end, and hold outputs that plans do not count.
     #[must_use]
     pub fn observer(mut self, observer: impl Observer) -> Self {
         self.observers.push(Arc::new(observer));
