@@ -141,7 +141,7 @@ fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps
     prose!(
         "estimate: {about} {} for {}; {} for a stage{available}",
         time(seconds(needs.step.as_ms() / 1e3 * steps as f64)),
-        counted(usize::try_from(steps).unwrap_or(usize::MAX), "step"),
+        counted(steps, "step"),
         needs.largest
     );
 }
@@ -250,8 +250,7 @@ fn predicted(
     (samples, micro_batches): (usize, usize),
     rate: &Rate,
 ) -> Result<Prediction, CliError> {
-    let mut uncapped = config.clone();
-    uncapped.pipeline.memory.0.clear();
+    let mut uncapped = config.uncapped();
     uncapped.pipeline.devices.0 = vec![Device::Cpu];
     let sizes = [samples.div_ceil(micro_batches), samples / micro_batches];
     let costs = setup::pipeline(&uncapped, model.clone())?.estimate(&sizes, rate)?;

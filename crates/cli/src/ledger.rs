@@ -19,7 +19,7 @@ use crate::{
     config::Config,
     demand,
     files::write_aside,
-    machine,
+    machine, numbers,
     output::{complain, prose, say},
     processes::{self, Processes},
     profile, setup,
@@ -250,13 +250,11 @@ impl Sum {
 fn show(counted: &Counted, operations: usize) {
     let Counted { stages, threads_per_stage, limits, .. } = counted;
     let cores = (stages * threads_per_stage).min(machine::cores());
-    let s = |count: usize| if count == 1 { "" } else { "s" };
     prose!(
-        "a step of {:.1} ms: {stages} stage{} of {threads_per_stage} thread{}, M {}, {}, {}, {} \
-        ({} steps)",
+        "a step of {:.1} ms: {} of {}, M {}, {}, {}, {} ({} steps)",
         counted.step_ns as f64 / 1e6,
-        s(*stages),
-        s(*threads_per_stage),
+        numbers::counted(stages, "stage"),
+        numbers::counted(threads_per_stage, "thread"),
         counted.micro_batches,
         counted.schedule,
         counted.remat,
@@ -298,10 +296,10 @@ fn show(counted: &Counted, operations: usize) {
     let rate = counted.flops / (counted.step_ns.max(1) as f64 / 1e9);
     let limit = limits.flops_per_s * *stages as f64;
     prose!(
-        "{:.3} TFLOP a step, {:.0} GFLOP/s on {cores} core{}: {:.2} of what products alone make",
+        "{:.3} TFLOP a step, {:.0} GFLOP/s on {}: {:.2} of what products alone make",
         counted.flops / 1e12,
         rate / 1e9,
-        s(cores),
+        numbers::counted(cores, "core"),
         if limit > 0.0 { rate / limit } else { 0.0 }
     );
     show_longest(&counted.operations, operations);

@@ -22,8 +22,10 @@ pub(crate) fn short(number: f64) -> String {
 }
 
 /// A number of things: `3 stages`, or `1 stage`.
-pub(crate) fn counted(count: usize, one: &str) -> String {
-    format!("{count} {one}{}", if count == 1 { "" } else { "s" })
+pub(crate) fn counted(count: impl ToString, one: &str) -> String {
+    let count = count.to_string();
+    let s = if count == "1" { "" } else { "s" };
+    format!("{count} {one}{s}")
 }
 
 /// So many seconds, or the longest time that is shown.

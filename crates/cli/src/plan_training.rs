@@ -221,17 +221,11 @@ fn profiled(
     processes: &Processes,
 ) -> Result<Source, CliError> {
     let subject = profile::subject(config, model)?;
-    let samples = config.samples_of_a_pipeline();
-    let size = samples.div_ceil(config.pipeline.micro_batches.clamp(1, samples.max(1)));
-    // The statistics of batch norms fix the size of micro-batches.
-    let has_size = |costs: &ModelCosts| !costs.has_batch_norms() || costs.has_size(size);
     // Of several processes, rank 0 looks for a profile, and all of them plan with it.
     let there = processes.decided(|| {
         let found = match path.exists() {
             true => match profile::read(path) {
-                Ok(found) => {
-                    Some(found).filter(|own| own.subject == subject && has_size(&own.costs))
-                }
+                Ok(found) => Some(found).filter(|found| found.subject == subject),
                 Err(error) => {
                     prose!("{error}: it is measured anew");
                     None
@@ -241,12 +235,18 @@ fn profiled(
         };
         Ok(found)
     })?;
-    let found = match there {
-        Some(found) => found,
-        None => {
-            let own = profile::measure_for_plan(config, (task, model), processes)?;
-            processes.decided(|| profile::write(path, &own).map(|()| own))?
-        }
+    let size = config.samples_of_a_micro_batch();
+    // Batch norms fix the size of micro-batches.
+    let lacks_it = |costs: &ModelCosts| costs.has_batch_norms() && !costs.has_size(size);
+    let old = match there {
+        Some(found) if !lacks_it(&found.costs) => return Ok(measured(found, path)),
+        old => old,
     };
-    Ok(measured(found, path))
+    let mut own = profile::measure_for_plan(config, (task, model), processes)?;
+    if let Some(old) = old {
+        prose!("{}: micro-batches of {size} samples are added", path.display());
+        own.costs.add_sizes_of(old.costs);
+    }
+    let own = processes.decided(|| profile::write(path, &own).map(|()| own))?;
+    Ok(measured(own, path))
 }

@@ -23,6 +23,7 @@ use crate::{
     demand,
     files::io,
     initial_weights,
+    numbers::counted,
     output::{prose, say},
     processes::{self, Processes},
     setup,
@@ -152,11 +153,11 @@ fn tell_what_is_verified(config: &Config, task: &dyn Task) {
     let shown = task::inputs(config, config.train.mini_batch);
     let shown: Vec<String> = shown.iter().map(ToString::to_string).collect();
     prose!(
-        "{} steps of {} samples {}, {} thread(s) per stage",
-        config.train.steps,
-        config.train.mini_batch,
+        "{} of {} {}, {} per stage",
+        counted(config.train.steps, "step"),
+        counted(config.train.mini_batch, "sample"),
         shown.join(" and "),
-        config.pipeline.threads_per_stage
+        counted(config.pipeline.threads_per_stage, "thread")
     );
     if config.pipeline.replicas > 1 {
         let replicas = config.pipeline.replicas;

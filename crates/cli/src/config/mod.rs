@@ -102,6 +102,18 @@ impl Config {
         self.train.mini_batch.div_ceil(self.pipeline.replicas.max(1))
     }
 
+    /// The number of samples of a pipeline's largest micro-batch.
+    pub(crate) fn samples_of_a_micro_batch(&self) -> usize {
+        self.samples_of_a_pipeline().div_ceil(self.pipeline.micro_batches.max(1))
+    }
+
+    /// This configuration without memory caps.
+    pub(crate) fn uncapped(&self) -> Self {
+        let mut uncapped = self.clone();
+        uncapped.pipeline.memory.0.clear();
+        uncapped
+    }
+
     /// The number of replicas among which the optimizer state is divided; 1 if each keeps all.
     pub(crate) fn optimizer_shards(&self) -> usize {
         if self.pipeline.shard_optimizer { self.pipeline.replicas.max(1) } else { 1 }
@@ -126,10 +138,7 @@ impl Config {
 
     /// The tokens that end a text, as far as the model's description names them.
     pub(crate) fn ends(&self) -> Vec<u32> {
-        match &self.model {
-            Model::HuggingFace(model) => model.described().map(|own| own.ends).unwrap_or_default(),
-            _ => Vec::new(),
-        }
+        self.model.ends()
     }
 
     /// How samples are packed into rows, with `auto` resolved. `None` unless the data are JSONL.

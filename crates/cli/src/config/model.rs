@@ -171,6 +171,16 @@ pub(crate) struct ResNetConfig {
     pub classes: usize,
 }
 
+impl Model {
+    /// The tokens that end a text, as far as the model's description names them.
+    pub(super) fn ends(&self) -> Vec<u32> {
+        match self {
+            Self::HuggingFace(model) => model.described().map(|own| own.ends).unwrap_or_default(),
+            _ => Vec::new(),
+        }
+    }
+}
+
 impl<'de> Deserialize<'de> for Model {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let (kind, rest) = with_kind(deserializer, "transformer")?;

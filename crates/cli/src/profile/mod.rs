@@ -136,11 +136,8 @@ pub(crate) fn measure_for_plan(
 
 /// The costs of the configured micro-batches, from shapes.
 fn estimated(config: &Config, model: &Sequence) -> Result<ModelCosts, CliError> {
-    let mut uncapped = config.clone();
-    uncapped.pipeline.memory.0.clear();
-    let samples = config.samples_of_a_pipeline();
-    let size = samples.div_ceil(config.pipeline.micro_batches.clamp(1, samples.max(1)));
-    Ok(setup::pipeline(&uncapped, model.clone())?.estimate(&[size], &Rate::default())?)
+    let mut builder = setup::pipeline(&config.uncapped(), model.clone())?;
+    Ok(builder.estimate(&[config.samples_of_a_micro_batch()], &Rate::default())?)
 }
 
 /// Measures the layers of the network that `config` describes.
@@ -174,8 +171,7 @@ pub(crate) fn measure(
     }
     let machine = machine();
     // What exceeds a cap as configured may fit it as planned.
-    let mut uncapped = config.clone();
-    uncapped.pipeline.memory.0.clear();
+    let uncapped = config.uncapped();
     // The configured schedule comes first, if its backwards are not split, because quartiles are
     // taken from the first schedule. ZB-H1 gives the costs of the halves of backwards.
     let own = &uncapped.pipeline.schedule.schedule()?;
@@ -274,9 +270,7 @@ fn same_samples(
 
 /// The subject of a profile of `config`: what a profile must match.
 pub(crate) fn subject(config: &Config, model: &Sequence) -> Result<Subject, CliError> {
-    let mut uncapped = config.clone();
-    uncapped.pipeline.memory.0.clear();
-    Ok(setup::pipeline(&uncapped, model.clone())?.subject(&machine())?)
+    Ok(setup::pipeline(&config.uncapped(), model.clone())?.subject(&machine())?)
 }
 
 /// The default path of the profile of a configuration file. A number of threads for each stage that

@@ -76,7 +76,7 @@ pub(super) fn show(
     schedule: &Schedule,
 ) {
     let costs = &profile.costs;
-    let samples = config.samples_of_a_pipeline().div_ceil(config.pipeline.micro_batches.max(1));
+    let samples = config.samples_of_a_micro_batch();
     show_layers(profile, estimated, samples, schedule);
     show_sizes(costs);
     show_halves(costs, samples);

@@ -132,7 +132,7 @@ impl<'a> Reader<'a> {
         let _ = writeln!(
             text,
             "skipped {} (data.on_bad_line = \"skip\")",
-            counted(self.left_out as usize, "invalid line")
+            counted(self.left_out, "invalid line")
         );
         for bad in &self.bad {
             let _ = writeln!(text, "  {bad}");
