@@ -135,7 +135,7 @@ ABLATIONS = [
         "gpipe K=2 M=8 gpipe always",
         "gpipe K=2 M=8 gpipe always, late",
     ),
-    Ablation("nothing: the same run again", f"{OURS} never", f"{OURS} never again"),
+    Ablation("none: the same run again", f"{OURS} never", f"{OURS} never again"),
     Ablation("one thread for each stage, not two", f"{OURS} never", f"{OURS} never, two threads"),
     Ablation("freed memory is kept", f"{OURS} never", f"{OURS} never, freed memory given back"),
 ]
@@ -147,4 +147,5 @@ WORKLOAD = Workload(
     step_ms=lambda found: median(found["step_ms"][WARM_UP:]),
     about="an AmoebaNet-D(6, 128), 32 images of 64 x 64 pixels, 10 classes, SGD with momentum,"
     " float32",
+    brief="an AmoebaNet on images of 64 x 64",
 )

@@ -160,4 +160,5 @@ WORKLOAD = Workload(
     step_ms=lambda found: median(found["step_ms"][WARM_UP:]),
     about="a decoder-only transformer of 30 million parameters (vocabulary 8192, d_model 512,"
     " 8 heads, feed-forward 2048, 8 blocks, untied), 32 x 128 tokens, Adam, float32",
+    brief="a transformer of 30 million parameters",
 )

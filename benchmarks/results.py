@@ -11,6 +11,7 @@ import argparse
 import dataclasses
 import json
 import sys
+from types import ModuleType
 from typing import Callable, Optional
 
 import amoeba
@@ -198,15 +199,46 @@ def results_text(found):
     return "\n".join(lines).rstrip("\n") + "\n"
 
 
-# (workload, gpipe's configuration, what it is compared with, in words what gpipe does, where {m} is
-# its M)
+@dataclasses.dataclass(frozen=True)
+class Row:
+    """A row of the README's table: a configuration of gpipe beside the fastest of some peers."""
+
+    module: ModuleType
+    ours: str
+    # The peers, as a `Comparison` names them.
+    against: str
+    # What gpipe does, in words. {m} is its M.
+    words: str
+    # Whether the peers are pipelines alone, though plain PyTorch may be faster.
+    pipelines_alone: bool = False
+
+    def best(self, folder):
+        """The fastest of gpipe's configurations that end so, as a run compares it."""
+        results = steps.read(folder)["results"]
+        every = [
+            one.look(results, self.module.WORKLOAD.step_ms)
+            for one in self.module.PEERS
+            if one.ours.endswith(self.ours) and one.against == self.against
+        ]
+        return max(every, key=lambda one: one.speed)
+
+    def cells(self, folder):
+        one = self.best(folder)
+        network = NETWORKS[self.module.WORKLOAD.name]
+        peer = ("fastest pipeline: " if self.pipelines_alone else "") + in_words(one.other)
+        numbers = [f"{number:.2f}" for number in [one.speed, *bounds(one.speeds)]]
+        words = self.words.format(m=micro_batches(one.ours))
+        return [network, words, peer, *numbers, side(one.speeds)]
+
+
+SELECTIVELY = "ZB-H1, recomputing selectively"
 README_ROWS = [
-    (gpt, "zb-h1 never", "every peer that recomputes nothing", "ZB-H1"),
-    (gpt, "zb-h1 selective", "every peer that recomputes", "ZB-H1, recomputing selectively"),
-    (gpt, "1f1b always", "peers that recompute everything", "1F1B, recomputing everything"),
-    (amoeba, "1f1b never", "PyTorch on two threads", "1F1B, best M ({m})"),
-    (amoeba, "zb-h1 never", "pipelined peers that recompute nothing", "ZB-H1"),
-    (amoeba, "zb-h1 selective", "pipelined peers that recompute", "ZB-H1, recomputing selectively"),
+    Row(gpt, "zb-h1 never", "every peer that recomputes nothing", "ZB-H1"),
+    Row(gpt, "zb-h1 selective", "every peer that recomputes", SELECTIVELY),
+    Row(gpt, "1f1b always", "peers that recompute everything", "1F1B, recomputing everything"),
+    Row(amoeba, "1f1b never", "PyTorch on two threads", "1F1B, best M ({m})"),
+    Row(amoeba, "zb-h1 never", "pipelined peers that recompute nothing", "ZB-H1", True),
+    Row(amoeba, "zb-h1 selective", "pipelined peers that recompute", SELECTIVELY, True),
 ]
 NETWORKS = {"gpt": "transformer", "amoeba": "AmoebaNet"}
 PEERS = {
@@ -230,77 +262,63 @@ def in_words(peer):
     return ", ".join([first, *rest]).replace(", selectively", " selectively")
 
 
-def best(module, folder, ours, against):
-    """The fastest of gpipe's configurations that end so, as a run compares it."""
-    results = steps.read(folder)["results"]
-    every = [
-        one.look(results, module.WORKLOAD.step_ms)
-        for one in module.PEERS
-        if one.ours.endswith(ours) and one.against == against
-    ]
-    return max(every, key=lambda one: one.speed)
-
-
 def micro_batches(name):
     """M in the name of a configuration."""
     return next(word[2:] for word in name.split() if word.startswith("M="))
 
 
 def is_outrun(module, folder):
-    """Whether a step of plain PyTorch is faster than all steps of gpipe."""
+    """Whether plain PyTorch is faster than every pipeline of gpipe."""
     results = steps.read(folder)["results"]
     ms = lambda program: [
         median([module.WORKLOAD.step_ms(one) for one in rounds])
         for name, rounds in results.items()
         if name.startswith(f"{program} ") and rounds
     ]
-    return min(ms("torch")) < min(ms("gpipe"))
+    return min(ms("torch")) < min(ms("gpipe K=2"))
 
 
 def elsewhere(found):
     """The speed-up of the README's first row on each other machine, a sentence each."""
-    module, ours, against, _ = README_ROWS[0]
-    name = module.WORKLOAD.name
-    others = {
-        folders.environment(parts[name]).machine.title(): best(module, parts[name], ours, against)
+    row = README_ROWS[0]
+    name = row.module.WORKLOAD.name
+    others = [
+        parts[name]
         for machine, parts in found.items()
         if machine.name != README_MACHINE and name in parts
-    }
-    return "".join(
-        f" On an {title} the first row is {one.speed:.2f}." for title, one in others.items()
-    )
+    ]
+    said = "On an {}, the first row is {:.2f}."
+    return [
+        said.format(folders.environment(folder).machine.title(), row.best(folder).speed)
+        for folder in others
+    ]
 
 
 def readme_table(found):
     """The README's table: gpipe beside the fastest of the peers, ahead, even or behind."""
     parts = next(parts for machine, parts in found.items() if machine.name == README_MACHINE)
     told = folders.environment(parts["gpt"])
-    rows = []
-    for module, ours, against, words in README_ROWS:
-        one = best(module, parts[module.WORKLOAD.name], ours, against)
-        words = words.format(m=micro_batches(one.ours))
-        peer = ("fastest pipeline: " if "pipelined" in against else "") + in_words(one.other)
-        numbers = [f"{number:.2f}" for number in [one.speed, *bounds(one.speeds)]]
-        rows.append([NETWORKS[module.WORKLOAD.name], words, peer, *numbers, side(one.speeds)])
+    rows = [row.cells(parts[row.module.WORKLOAD.name]) for row in README_ROWS]
     rounds = len(steps.read(parts["gpt"])["canary_ms"])
     spread = ["lowest", "highest"] if rounds < 6 else ["from", "to"]
     header = ["network", "gpipe", "peer", "speed-up", *spread, ""]
     among = "the lowest and the highest speed-up" if rounds < 6 else "*from* and *to*"
     has_even = any(row[-1] == "even" for row in rows)
-    even = f" *Even* means that 1 lies between {among}." if has_even else ""
-    outrun = ""
+    sentences = [
+        f"A training step in float32 on an {told.machine.title()}: {gpt.WORKLOAD.brief}, and"
+        f" {amoeba.WORKLOAD.brief}.",
+        "gpipe has two stages, a core each ([the Python package](docs/guides/python.md#speed)).",
+        f"Speed-up is the peer's step time divided by gpipe's: the median of {rounds} rounds.",
+        "The transformer's peer is the fastest of plain PyTorch, torch.distributed.pipelining and"
+        " torchgpipe.",
+        "Peers recompute if gpipe does.",
+    ]
     if is_outrun(amoeba, parts["amoeba"]):
-        outrun = " Plain PyTorch is faster than every gpipe run of AmoebaNet here."
-    text = (
-        f"A training step in float32 on an {told.machine.title()}: a transformer of 30 million"
-        " parameters, and an AmoebaNet on images of 64 x 64. gpipe has two stages, a core each"
-        " ([the Python package](docs/guides/python.md#speed))."
-        f" Speed-up is the peer's step time divided by gpipe's: the median of {rounds} rounds."
-        " The transformer's peer is the fastest of plain PyTorch, torch.distributed.pipelining and"
-        " torchgpipe. Peers recompute if gpipe does."
-        f"{outrun}{even}{elsewhere(found)}"
-    )
-    return [BEGIN, "", *paragraph(text), "", *of_table(header, rows), "", END]
+        sentences.append("Plain PyTorch is faster than every pipeline of AmoebaNet here.")
+    if has_even:
+        sentences.append(f"*Even* means that 1 lies between {among}.")
+    sentences += elsewhere(found)
+    return [BEGIN, "", *paragraph(" ".join(sentences)), "", *of_table(header, rows), "", END]
 
 
 def readme_text(text, found):

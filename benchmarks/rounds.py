@@ -58,6 +58,8 @@ class Workload:
     step_ms: Callable
     # The network, its mini-batch and its optimizer, in words.
     about: str = ""
+    # The network in a few words, with an article.
+    brief: str = ""
 
 
 def gpipe(short=False, once=False, **settings):

@@ -199,8 +199,6 @@ def section(title, text, table, picture=None):
 def step_is(results):
     """Which steps the time of a step is of."""
     last = max(len(one["step_ms"]) for rounds in results.values() for one in rounds)
-    if last == WARM_UP + 2:
-        return f"mean of steps {WARM_UP + 1} and {last}"
     return f"median of steps {WARM_UP + 1} to {last}"
 
 

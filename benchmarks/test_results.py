@@ -441,6 +441,33 @@ class Verdicts(unittest.TestCase):
         self.assertEqual(side([1.01, 1.2]), "ahead")
         self.assertEqual(side([0.8, 0.99]), "**behind**")
 
+    def test_only_pipelines_of_gpipe_count_as_outrun(self):
+        ms = lambda of: {name: [{"step_ms": [one]}] for name, one in of.items()}
+        step_ms = lambda one: one["step_ms"][-1]
+        module = mock.Mock(WORKLOAD=mock.Mock(step_ms=step_ms))
+        times = {"gpipe K=1 M=1 threads=2": 8, "gpipe K=2 M=8 1f1b never": 12, "torch M=1": 10}
+        for pipeline, outrun in [(12, True), (9, False)]:
+            times["gpipe K=2 M=8 1f1b never"] = pipeline
+            with mock.patch.object(steps, "read", lambda _: {"results": ms(times)}):
+                self.assertEqual(results.is_outrun(module, None), outrun)
+
+    def test_another_machine_has_a_sentence_of_its_own_figure(self):
+        found = results.machines(folders.RESULTS)
+        told = results.elsewhere(found)
+        own = results.README_MACHINE
+        others = [parts for machine, parts in found.items() if machine.name != own]
+        self.assertEqual(len(told), sum("gpt" in parts for parts in others))
+        self.assertEqual(results.elsewhere({}), [])
+        row = results.README_ROWS[0]
+        figures = [f"{row.best(parts['gpt']).speed:.2f}." for parts in others if "gpt" in parts]
+        for sentence, figure in zip(told, figures, strict=True):
+            self.assertTrue(sentence.endswith(figure), sentence)
+
+    def test_a_steps_time_names_the_steps_that_count(self):
+        of = lambda *counts: {"a": [{"step_ms": [1.0] * count} for count in counts]}
+        self.assertEqual(steps.step_is(of(4, 4)), "median of steps 3 to 4")
+        self.assertEqual(steps.step_is(of(4, 16)), "median of steps 3 to 16")
+
     def test_losses_are_in_the_results(self):
         text = (folders.BENCHMARKS / "RESULTS.md").read_text()
         self.assertIn("**behind**", text)
