@@ -38,7 +38,7 @@ fuzz: setup ## Fuzz every reader, guided by coverage (an hour of fuzzing: half o
 bench: setup ## gpipe beside PyTorch, plain and pipelined, and the paper's tables: the short version, into out/benchmarks (fetches PyTorch once; 15 to 30 minutes on two cores)
 	python3 benchmarks/bench.py $(ARGS)
 
-bench-full: setup ## ... with every configuration, into benchmarks/results (an hour to an hour and a half on two cores)
+bench-full: setup ## ... with every configuration, into benchmarks/results (two hours on two cores)
 	python3 benchmarks/bench.py --full $(ARGS)
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
