@@ -107,19 +107,24 @@ def gradients(layer, remat, **settings):
     return own, losses
 
 
+def counted(layer, remat, **settings):
+    """What `gradients` returns, and how often each layer's forward ran to its end."""
+    ENDED.clear()
+    own, losses = gradients(layer, remat, **settings)
+    return own, losses, ENDED.copy()
+
+
 def test_a_recomputation_ends_where_no_backward_reads_further():
     # The first of the stage's last two layers feeds the other, so it is computed again as a whole.
     for balance, again in (([3, 1], [2, 1]), ([2, 1, 1], [1, 1])):
         settings = dict(stages=len(balance), balance=balance)
-        ENDED.clear()
-        kept, losses = gradients(Tail, "never", **settings)
-        once, last = ENDED.copy(), LAST["b"]
-        ENDED.clear()
-        own, again_losses = gradients(Tail, "always", **settings)
+        kept, losses, once = counted(Tail, "never", **settings)
+        last = LAST["b"]
+        own, again_losses, ended = counted(Tail, "always", **settings)
         assert again_losses == losses
         for one, other in zip(own.parameters(), kept.parameters()):
             assert torch.equal(one, other)
-        more = [ENDED[name] - once[name] for name in "ab"]
+        more = [ended[name] - once[name] for name in "ab"]
         assert more == [6 * (times - 1) for times in again]  # two micro-batches, three steps
         # What a module tells others is of its whole forward.
         assert torch.equal(LAST["b"], last)
@@ -144,9 +149,6 @@ def test_unusual_modules_have_the_bits_of_a_run_that_keeps(layer, schedule):
 def test_a_module_whose_graph_keeps_more_is_computed_again_as_a_whole(layer):
     # Its graph would hold that memory from the forward to the backward.
     settings = dict(stages=2, balance=[3, 1])
-    ENDED.clear()
-    gradients(layer, "never", **settings)
-    once = ENDED.copy()
-    ENDED.clear()
-    gradients(layer, "always", **settings)
-    assert [ENDED[name] - once[name] for name in "ab"] == [6, 6]
+    _, _, once = counted(layer, "never", **settings)
+    _, _, ended = counted(layer, "always", **settings)
+    assert [ended[name] - once[name] for name in "ab"] == [6, 6]

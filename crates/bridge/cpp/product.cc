@@ -168,6 +168,7 @@ at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x
   case Products::OneDnn: {
     const int64_t rows = g.size(0), outputs = g.size(1), inputs = x.size(1);
     // g^T x, or the transpose of x^T g: x and the result together may be less to transpose than g.
+    // The pass over g that a bias then needs is small beside either, and not counted.
     if ((rows + outputs) * inputs >= rows * outputs)
       return of_onednn(transposed(g.contiguous(), bias), x.t(), {});
     if (bias)
