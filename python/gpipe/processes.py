@@ -11,8 +11,20 @@ from . import _gpipe
 
 
 def started() -> bool:
-    """Whether torchrun (or a launcher like it) started several processes."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1 and "RANK" in os.environ
+    """Whether torchrun (or a launcher like it) started several processes.
+
+    Raises `ValueError` where there are several and this one does not know which it is: each would
+    train alone.
+    """
+    size = os.environ.get("WORLD_SIZE", "1").strip()
+    if size == "1":
+        return False
+    if "RANK" not in os.environ:
+        raise ValueError(
+            f"the environment sets WORLD_SIZE={size}, but not RANK: set RANK, MASTER_ADDR and"
+            " MASTER_PORT, too, as torchrun does, or pass processes=False"
+        )
+    return True
 
 
 def gather(engine: _gpipe.Engine, own: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:

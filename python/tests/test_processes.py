@@ -7,6 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
+import torch
+from torch import nn
+
+import gpipe
 
 HERE = Path(__file__).parent
 
@@ -42,3 +46,15 @@ def test_the_error_of_another_process_is_its_own_kind():
     assert "LookupError" in second["seen"] and "no such thing" in second["seen"]
     assert first["seen"][:2] == ["PeerError", "StepError"]
     assert "rank 1" in first["seen"][-1] and "no such thing" in first["seen"][-1]
+
+
+def test_a_process_that_does_not_know_its_rank_is_refused(monkeypatch):
+    # Each would train alone, and nobody would notice.
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.delenv("RANK", raising=False)
+    model, x = nn.Sequential(nn.Linear(3, 2)), torch.zeros(4, 3)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="WORLD_SIZE=2, but not RANK"):
+        gpipe.Pipeline(model, x, loss=nn.MSELoss(), optimizer=optimizer)
+    with gpipe.Pipeline(model, x, loss=nn.MSELoss(), optimizer=optimizer, processes=False) as pipe:
+        pipe.train_step(x, torch.zeros(4, 2))

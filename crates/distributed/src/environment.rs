@@ -74,15 +74,25 @@ impl Environment {
         let names = [RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT];
         let values = names.map(&variable);
         let [Some(rank), Some(size), Some(host), Some(port)] = &values else {
-            let (rank, size) = (&values[0], &values[1]);
-            if rank.is_none() || size.is_none() {
-                return Ok(None); // MASTER_ADDR and MASTER_PORT may be set for another program
+            let is_alone = match &values {
+                // Another system's rank, or the store of another program.
+                [_, None, None, None] | [None, None, ..] => true,
+                [_, Some(size), ..] => size.trim() == "1",
+                _ => false,
+            };
+            if is_alone {
+                return Ok(None);
             }
-            let missing = names.iter().zip(&values).find(|(_, value)| value.is_none());
-            let missing = missing.map_or("", |(name, _)| name);
+            let (missing, set): (Vec<_>, Vec<_>) =
+                names.iter().zip(&values).partition(|(_, value)| value.is_none());
+            let list = |those: Vec<(&&str, _)>| {
+                those.iter().map(|(name, _)| **name).collect::<Vec<_>>().join(", ")
+            };
             return refuse(format!(
-                "{RANK} and {WORLD_SIZE} are set, and {missing} is not: set {RANK}, {WORLD_SIZE}, \
-                {MASTER_ADDR} and {MASTER_PORT}, or none of them; gpipe launch and torchrun do"
+                "the environment sets {}, but not {}: set all four, or none of them; gpipe launch \
+                and torchrun set them",
+                list(set),
+                list(missing)
             ));
         };
         let number = |name: &str, text: &str| {
@@ -231,14 +241,24 @@ mod tests {
         assert_eq!(read(&[]).unwrap(), None);
         assert_eq!(read(&[(MASTER_ADDR, "elsewhere")]).unwrap(), None);
         assert_eq!(read(&[(RANK, "7")]).unwrap(), None); // set by another system
+        assert_eq!(read(&[(WORLD_SIZE, "1"), ALL[2], ALL[3]]).unwrap(), None);
+        assert_eq!(read(&[(RANK, "0"), (WORLD_SIZE, "1")]).unwrap(), None);
         let one = [(RANK, "0"), (WORLD_SIZE, "1"), ALL[2], ALL[3]];
         assert_eq!(read(&one).unwrap(), None);
     }
 
     #[test]
     fn fault_what_does_not_fit_is_named() {
-        let error = read(&ALL[..3]).unwrap_err();
-        assert!(error.contains("MASTER_PORT is not"), "{error}");
+        for (set, told) in [
+            (&ALL[..3], "sets RANK, WORLD_SIZE, MASTER_ADDR, but not MASTER_PORT"),
+            (&ALL[1..], "sets WORLD_SIZE, MASTER_ADDR, MASTER_PORT, but not RANK"),
+            (&[ALL[1]], "sets WORLD_SIZE, but not RANK, MASTER_ADDR, MASTER_PORT"),
+            (&[ALL[0], ALL[2], ALL[3]], "sets RANK, MASTER_ADDR, MASTER_PORT, but not WORLD_SIZE"),
+        ] {
+            // Each process would train alone, and nobody would notice.
+            let error = read(set).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
         for (name, value, part) in [
             (RANK, "3", "RANK is 3 and WORLD_SIZE 3"),
             (RANK, "one", "RANK is 'one'"),
