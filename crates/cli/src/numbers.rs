@@ -2,6 +2,8 @@
 
 use std::time::Duration;
 
+pub(crate) use gpipe_core::units::counted;
+
 /// Units of large numbers, the largest first.
 const UNITS: [(f64, &str); 4] = [(1e12, " T"), (1e9, " B"), (1e6, " M"), (1e3, " k")];
 
@@ -19,13 +21,6 @@ pub(crate) fn short(number: f64) -> String {
         true => format!("{scaled:.1}{unit}"),
         false => format!("{scaled:.0}{unit}"),
     }
-}
-
-/// A number of things: `3 stages`, or `1 stage`.
-pub(crate) fn counted(count: impl ToString, one: &str) -> String {
-    let count = count.to_string();
-    let s = if count == "1" { "" } else { "s" };
-    format!("{count} {one}{s}")
 }
 
 /// So many seconds, or the longest time that is shown.

@@ -248,7 +248,7 @@ fn fault_what_is_no_schedule_is_refused_by_line_and_column() {
     fs::write(folder.path("bad.txt"), "# mine\n0F0 0B0 0X1\n").unwrap();
     with("file:bad.txt", &["file:bad.txt, line 2, column 9: '0X1' is not an action"]);
     fs::write(folder.path("bad.txt"), "0F0 0B0\n1F0 1B0\n").unwrap();
-    with("file:bad.txt", &["file:bad.txt is for 1 micro-batches, not for 3"]);
+    with("file:bad.txt", &["file:bad.txt is for 1 micro-batch, not for 3"]);
     fs::write(folder.path("bad.txt"), [0xff, 0xfe]).unwrap();
     with("file:bad.txt", &["bad.txt"]);
     folder.refuses(&["schedule", "zb-h1", "--stages", "2"], &["give --micro-batches"]);

@@ -171,6 +171,13 @@ pub struct ParseActionError {
     reason: &'static str,
 }
 
+impl ParseActionError {
+    /// What is wrong with the text.
+    pub fn reason(&self) -> &'static str {
+        self.reason
+    }
+}
+
 impl FromStr for Action {
     type Err = ParseActionError;
 

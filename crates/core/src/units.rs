@@ -1,4 +1,4 @@
-//! Quantities with their unit in the type.
+//! Quantities with their unit in the type, and numbers of things in words.
 
 use std::{
     fmt,
@@ -8,6 +8,17 @@ use std::{
 };
 
 use serde::{Deserialize, Serialize};
+
+/// A number of things: `3 stages`, `2 micro-batches` or `1 stage`.
+pub fn counted(count: impl ToString, one: &str) -> String {
+    let count = count.to_string();
+    let s = match () {
+        () if count == "1" => "",
+        () if one.ends_with("ch") => "es",
+        () => "s",
+    };
+    format!("{count} {one}{s}")
+}
 
 macro_rules! quantity {
     ($(#[$doc:meta])* $name:ident) => {

@@ -97,12 +97,17 @@ fn fault_mistakes_are_named_by_line_and_column() {
         ("0F0 0B0\n1F0 1B0 0F0", "line 2, column 9: 0F0: stage 0 already acts on device 0"),
         (
             "0F0 0B0\n2F0 2B0",
-            "3 stages (to 2) and 1 micro-batches (to 0) need 3 forwards, there are 2",
+            "3 stages (to 2) and 1 micro-batch (to 0) need 3 forwards, there are 2",
         ),
-        ("0F0 0F7 0B0 0B7", "1 stages (to 0) and 8 micro-batches (to 7) need 8 forwards"),
+        ("0F0 0F7 0B0 0B7", "1 stage (to 0) and 8 micro-batches (to 7) need 8 forwards"),
         ("0F4294967295 0B0", "line 1, column 1: micro-batch 4294967295: at most 65536"),
         ("4096F0", "line 1, column 1: stage 4096: at most 4096"),
-        ("0F0 0B0 2F0 2B0\n1F0 1B0", "line 1, column 5: deadlock"),
+        (
+            "0F0 0B0 2F0 2B0\n1F0 1B0",
+            "line 1, column 5: deadlock: all wait for each other: stage 0 awaits B or I of \
+            micro-batch 0 on stage 1 at line 1, column 5; stage 1 awaits B or I of micro-batch 0 \
+            on stage 2 at line 2, column 5",
+        ),
         ("0F0 0F1 0B0 0B1\n1F1 1B1 1F0 1B0", "line 2, column 5: 1B1: backwards run in ascending"),
         ("0F0 0F1 0I1 0I0 0W0 0W1\n1F0 1I0 1F1 1I1 1W0 1W1", "stage 0: edge 0 is a queue"),
         ("0F0 äöü", "line 1, column 5: 'äöü' is not an action"),

@@ -18,10 +18,11 @@ use super::{
     csv::{self, Omitted},
 };
 use crate::{
-    action::{Action, Op},
+    action::{Action, Direction, Op},
     ids::{DeviceId, MicroBatch, StageId},
     lower::{LowerError, Program, Topology, lower},
     simulate::{Costs, Waiting, simulate_with_room},
+    units::counted,
     validate::{Invalid, validate},
 };
 
@@ -252,7 +253,12 @@ fn action(token: &Token<'_>) -> Result<Action, Found> {
     let action: Action = match shown.parse() {
         Ok(action) if shown.len() == token.text.len() => action,
         Ok(_) => return wrong(format!("'{shown}..' is too long for an action")),
-        Err(error) => return wrong(error.to_string()),
+        Err(error) => {
+            return wrong(format!(
+                "'{shown}' is not an action: {}; write it like 2F0, 2R0, 2B0, 2I0 or 2W0",
+                error.reason()
+            ));
+        }
     };
     let Some(micro_batch) = action.op.computes() else {
         return wrong(format!(
@@ -288,12 +294,13 @@ fn size(lists: &ActionLists, places: &Places) -> Result<(usize, usize), Found> {
             at.0,
             at.1,
             format!(
-                "{stages} stages (to {}) and {micro_batches} micro-batches (to {}) need {} \
-                forwards, there are {forwards}: every stage runs every micro-batch, both numbered \
-                from 0",
+                "{} (to {}) and {} (to {}) need {}, there are {forwards}: every stage runs every \
+                micro-batch, both numbered from 0",
+                counted(stages, "stage"),
                 stages - 1,
+                counted(micro_batches, "micro-batch"),
                 micro_batches - 1,
-                stages * micro_batches
+                counted(stages * micro_batches, "forward")
             ),
         ));
     }
@@ -350,7 +357,7 @@ fn check(
         Invalid::Deadlock(deadlock) => {
             let wait = |own: &Waiting| {
                 let (line, column) = place(own.device, own.position);
-                format!("{} at line {line}, column {column}", own.action)
+                format!("{} at line {line}, column {column}", awaited(own.action))
             };
             let waits: Vec<String> = deadlock.waiting.iter().take(8).map(wait).collect();
             let (line, column) =
@@ -379,6 +386,28 @@ fn missing(lists: &ActionLists, stages: usize, micro_batches: usize) -> Option<A
     let (at, op) = owed?;
     let stage = StageId::from_index(at / micro_batches);
     Some(Action { stage, op: op(MicroBatch::from_index(at % micro_batches)) })
+}
+
+/// What a compute action waits for, from the send or receive of a chain that blocks it.
+fn awaited(action: Action) -> String {
+    let stage = action.stage.index();
+    let (Some(transfer), (before, after)) =
+        (action.op.transfer(), (stage.saturating_sub(1), stage + 1))
+    else {
+        return action.to_string();
+    };
+    let micro_batch = transfer.micro_batch.unwrap_or_default();
+    let (letters, from, to) = match transfer.direction {
+        Direction::Forward => ("F", before, after),
+        Direction::Backward => ("B or I", after, before),
+    };
+    match action.op {
+        Op::Send(_) => format!(
+            "stage {stage} waits until stage {to} takes a message before that of micro-batch \
+            {micro_batch}"
+        ),
+        _ => format!("stage {stage} awaits {letters} of micro-batch {micro_batch} on stage {from}"),
+    }
 }
 
 /// The place of the compute action that a lowered action belongs to. Sends come after their compute

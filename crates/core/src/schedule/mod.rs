@@ -31,6 +31,7 @@ pub use crate::action::ActionLists;
 use crate::{
     action::{Action, Op},
     ids::{MicroBatch, StageId},
+    units::counted,
 };
 
 /// The most stages that a schedule puts on one device.
@@ -174,7 +175,7 @@ impl Schedule {
             (_, Some(chunks)) => Ok(devices.saturating_mul(chunks)),
             (Schedule::Custom(own), None) if own.lists().len() != devices => Err(DoesNotFit {
                 schedule: self.to_string(),
-                what: "devices",
+                what: "device",
                 own: own.lists().len(),
                 asked: devices,
             }),
@@ -199,7 +200,7 @@ impl Schedule {
         match self {
             Schedule::Custom(own) if own.micro_batches() != micro_batches => Err(DoesNotFit {
                 schedule: self.to_string(),
-                what: "micro-batches",
+                what: "micro-batch",
                 own: own.micro_batches(),
                 asked: micro_batches,
             }),
@@ -284,7 +285,8 @@ pub struct UnknownSchedule(String);
 /// A custom schedule that is for another number of devices or micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "schedule {schedule} is for {own} {what}, not for {asked}: ask for {own}, or write another file"
+    "schedule {schedule} is for {}, not for {asked}: ask for {own}, or write another file",
+    counted(own, what)
 )]
 pub struct DoesNotFit {
     schedule: String,
