@@ -8,7 +8,8 @@ It measures, in rounds:
 - what a layer in Python costs over a native one: a sequence of Linear(4, 4);
 - a step of `gpt` on one stage and on two, native and through the package, and so the efficiency of
   two stages of each;
-- the same step by torch.distributed.pipelining and torchgpipe, with and without recomputation.
+- the same step by torch.distributed.pipelining, torchgpipe and plain PyTorch on two threads, with
+  and without recomputation.
 
 The figures go to benchmarks/results/MACHINE/python.
 """
@@ -81,6 +82,8 @@ def jobs():
         ),
         "torchgpipe": peer("torchgpipe_peer", checkpoint="never"),
         "torchgpipe, recomputing": peer("torchgpipe_peer", checkpoint="always"),
+        "PyTorch, two threads": peer("plain", micro_batches=1, threads=2),
+        "PyTorch, two threads, recomputing": peer("plain", checkpoint=True, threads=2),
     }
 
 
@@ -151,7 +154,12 @@ def report(folder):
         ("package, two stages", "torchgpipe"),
         ("package, two stages, recomputing", "torch.distributed.pipelining, 1F1B, recomputing"),
         ("package, two stages, recomputing", "torchgpipe, recomputing"),
+        ("package, two stages", "PyTorch, two threads"),
+        ("package, two stages, ZB-H1", "PyTorch, two threads"),
+        ("package, two stages, recomputing", "PyTorch, two threads, recomputing"),
     ]:
+        if other not in steps:  # an older run
+            continue
         ratios = paired(other, own)
         listed = ", ".join(f"{one:.2f}" for one in ratios)
         lines.append(f"| {own} | {other} | {median(ratios):.2f} | {listed} |")
