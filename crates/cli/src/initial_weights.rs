@@ -128,23 +128,24 @@ pub(crate) fn open(from: &Path) -> Result<Init, CliError> {
 
 /// Opens the weights of a model's folder, and its tokens.
 pub(crate) fn open_folder(path: &Path) -> Result<Init, CliError> {
-    let (folder, file, fit) = weights_of(path)?;
+    let folder = ModelFolder::open(path)?;
+    // A tokenizer that does not fit explains weights that do not.
     let vocabulary = Some(Vocabulary::of_folder(&folder)?);
+    let (file, fit) = weights_of(&folder)?;
     Ok(Init { file, said: Facts::new(), fit: Some(fit), from: folder.path, vocabulary })
 }
 
 /// Loads the weights of a model's folder into a pipeline of its model.
 pub(crate) fn read_folder(pipeline: &mut Pipeline, path: &Path) -> Result<(), CliError> {
-    let (_, mut file, fit) = weights_of(path)?;
+    let (mut file, fit) = weights_of(&ModelFolder::open(path)?)?;
     setup::read_weights(pipeline, &fit, &mut file)
 }
 
-/// A model's folder, its weights, and what each of them is loaded into.
-fn weights_of(path: &Path) -> Result<(ModelFolder, TensorSet, Fit), CliError> {
-    let folder = ModelFolder::open(path)?;
+/// The weights of a model's folder, and what each of them is loaded into.
+fn weights_of(folder: &ModelFolder) -> Result<(TensorSet, Fit), CliError> {
     let mut file = folder.weights()?;
     let fit = folder.fit(&mut file)?;
-    Ok((folder, file, fit))
+    Ok((file, fit))
 }
 
 /// Refuses weights that belong to another model although all shapes fit, and reports what could not
