@@ -111,6 +111,16 @@ fn transparency_of_a_folders_life() {
     folder.succeeds(&own);
     assert!(folder.weights("one") != folder.weights("own"));
 
+    // Rows may be longer than those that the model was trained on.
+    let long = ["--set", "data.sequence=12"];
+    for (out, more, warns) in [("as-long", &[][..], false), ("longer", &long[..], true)] {
+        let output = folder.gpipe(&from(out, more));
+        assert!(output.status.success(), "{output:?}");
+        let errors = String::from_utf8_lossy(&output.stderr).replace('\n', " ");
+        let warning = "rows have 12 tokens, and the model was trained on 8 positions";
+        assert_eq!(errors.contains(warning), warns, "{errors}");
+    }
+
     // It goes on from a checkpoint, without the folder it came from.
     fs::rename(folder.path("model"), folder.path("elsewhere")).unwrap();
     folder.succeeds(&["train", "--resume", "three", "--steps", "5", "--out", "further"]);

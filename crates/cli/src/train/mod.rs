@@ -49,7 +49,7 @@ use crate::{
     demand,
     initial_weights::{self, Init},
     numbers::short,
-    output::{prose, say},
+    output::{complain, prose, say},
     plan_file::PlanFile,
     plan_training::{self, Wanted},
     processes::Processes,
@@ -57,7 +57,7 @@ use crate::{
     run_folder::{AVERAGES, PLAN, WEIGHTS, config_of},
     setup,
     summary::Summary,
-    task::{self, MakeBatch, Task, Vocabulary},
+    task::{self, MakeBatch, Task, Vocabulary, sequence},
 };
 
 /// Trains, evaluates, and writes the run's files.
@@ -396,6 +396,16 @@ fn describe(config: &Config, model: &gpipe::Sequence) {
         pipeline.dtype,
         pipeline.remat
     );
+    if let Ok(network) = config.network()
+        && sequence(config) as i64 > network.positions()
+    {
+        complain!(
+            "gpipe: warning: rows have {} tokens, and the model was trained on {} positions: it \
+            has to learn those after them; data.sequence sets the length of rows",
+            sequence(config),
+            network.positions()
+        );
+    }
     if let Ok(Schedule::Custom(own)) = pipeline.schedule.schedule()
         && !own.omitted().is_empty()
     {
