@@ -67,7 +67,7 @@ def no_autocast() -> None:
 
 
 def types(*, schedule: Any, links: Any, remat: Any, seed: Any, clip_norm: Any, average: Any,
-          deadline: Any, balance: Any, memory_cap: Any) -> None:
+          timeout: Any, balance: Any, memory_cap: Any) -> None:
     """Refuses settings of another type than the documented one."""
     if not isinstance(schedule, str):
         _wrong("schedule", schedule, "give a string, such as '1f1b'")
@@ -80,8 +80,8 @@ def types(*, schedule: Any, links: Any, remat: Any, seed: Any, clip_norm: Any, a
     for name, value in (("clip_norm", clip_norm), ("average", average)):
         if value is not None and not (_is_number(value) and value > 0):
             _wrong(name, value, "give a number above 0")
-    if not _is_number(deadline) or not deadline > 0:
-        _wrong("deadline", deadline, "give seconds above 0")
+    if not _is_number(timeout) or not timeout > 0:
+        _wrong("timeout", timeout, "give seconds above 0")
     if balance is not None and not _are_whole(balance):
         _wrong("balance", balance, "give the number of layers of each stage, such as [3, 3]; leave "
                                    "it out to cut by measured times")

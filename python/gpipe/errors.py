@@ -26,8 +26,8 @@ class OutOfMemoryError(StepError, MemoryError):
     """A stage exceeded its memory cap, or its device has no memory left. Nothing was updated."""
 
 
-class DeadlineError(StepError):
-    """A stage, or all of them, made no progress within the pipeline's deadline."""
+class TimedOutError(StepError):
+    """A stage, or all of them, made no progress within the pipeline's timeout."""
 
 
 class PeerError(StepError):

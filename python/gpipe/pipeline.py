@@ -93,7 +93,7 @@ class Pipeline:
         average: decay of moving averages of the weights (`averages()`). Needs an optimizer.
         keep_gradients: keeps a copy of each step's gradients (`gradients()`).
         open_forwards: the most calls of `pipe(x)` that may wait for their backward.
-        deadline: seconds without progress of a stage after which a step fails. Must exceed the
+        timeout: seconds without progress of a stage after which a step fails. Must exceed the
             longest forward or backward of a layer on one micro-batch.
         processes: whether to run in the processes that torchrun started. By default, if there are
             several.
@@ -128,7 +128,7 @@ class Pipeline:
         average: float | None = None,
         keep_gradients: bool = False,
         open_forwards: int = 8,
-        deadline: float = 600.0,
+        timeout: float = 300.0,
         processes: bool | None = None,
         links: str = "gloo",
         _plain_outputs: bool = False,
@@ -144,7 +144,7 @@ class Pipeline:
             micro_batches, schedule, remat = plan.micro_batches, plan.schedule, plan.remat
             balance, stages = plan.balance, plan.devices
         checks.types(schedule=schedule, links=links, remat=remat, seed=seed, clip_norm=clip_norm,
-                     average=average, deadline=deadline, balance=balance, memory_cap=memory_cap)
+                     average=average, timeout=timeout, balance=balance, memory_cap=memory_cap)
         checks.positive("micro_batches", micro_batches)
         checks.positive("threads", threads)
         checks.positive("open_forwards", open_forwards)
@@ -187,7 +187,7 @@ class Pipeline:
             "threads": threads,
             "seed": seed,
             "dtype": str(dtype).removeprefix("torch."),
-            "deadline": float(deadline),
+            "timeout": float(timeout),
             "clip_norm": clip_norm,
             "memory_cap": [memory_cap] if isinstance(memory_cap, int) else memory_cap,
             "optimizer": self._mapped and self._mapped.described(),
@@ -198,7 +198,7 @@ class Pipeline:
             "norms_follow_micro_batches": _norms_follow_micro_batches,
             "loss": self._loss and (self._loss.sum, self._loss.count),
         }
-        self._engine = _gpipe.Engine(settings, in_processes, links, float(deadline))
+        self._engine = _gpipe.Engine(settings, in_processes, links, float(timeout))
         self._rank, self._size = self._engine.processes
         network.tensors.remember()
         self._hook = model.register_state_dict_pre_hook(_Syncs(self))

@@ -67,12 +67,12 @@ impl Engine {
         settings: Settings,
         in_processes: bool,
         links: &str,
-        deadline: f64,
+        timeout: f64,
     ) -> PyResult<Self> {
         let links = links.parse::<Links>().map_err(|text| raised(py, "SettingError", &text))?;
         let (interrupt, failure) = (Interrupt::default(), Failure::default());
         let mut prepared = settings.prepare(&interrupt, &failure)?;
-        let cluster = if in_processes { meet(py, deadline)? } else { None };
+        let cluster = if in_processes { meet(py, timeout)? } else { None };
         if let Some(cluster) = &cluster {
             let transport = Arc::clone(cluster);
             prepared.builder = prepared.builder.processes(transport).links(links);
@@ -344,15 +344,15 @@ impl Engine {
 }
 
 /// Meets the processes that the environment names. `None` if it names none.
-fn meet(py: Python<'_>, deadline: f64) -> PyResult<Option<Arc<Cluster>>> {
+fn meet(py: Python<'_>, timeout: f64) -> PyResult<Option<Arc<Cluster>>> {
     let failed = |text: String| raised(py, "PeerError", &text);
     let Some(environment) =
         Environment::read().map_err(|error| raised(py, "SettingError", &error.to_string()))?
     else {
         return Ok(None);
     };
-    let deadline = Duration::try_from_secs_f64(deadline).unwrap_or(Duration::from_secs(600));
-    let meeting = environment.meeting(deadline, Vec::new());
+    let timeout = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::from_secs(300));
+    let meeting = environment.meeting(timeout, Vec::new());
     let meeting = meeting.map_err(|error| raised(py, "SettingError", &error.to_string()))?;
     let joined = py.allow_threads(|| Cluster::join(meeting).map_err(|error| error.to_string()));
     joined.map(Some).map_err(failed)

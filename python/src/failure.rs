@@ -65,8 +65,7 @@ impl Failure {
         let of_layer =
             |own: &Kept| matches!(&own.from, Raised::Layer(name) if Some(&**name) == layer);
         let of_text = |own: &Kept| text.contains(&own.text);
-        let of_the_engine =
-            error.is_out_of_memory() || error.is_not_finite() || error.is_deadline();
+        let of_the_engine = error.is_out_of_memory() || error.is_not_finite() || error.is_timeout();
         let found = all.iter().position(|own| of_layer(own) && of_text(own));
         let found = found.or_else(|| all.iter().position(of_text));
         // The text of an error that came a long way may be another one.
@@ -126,7 +125,7 @@ fn class(error: &Error) -> &'static str {
     match error {
         _ if error.is_out_of_memory() => "OutOfMemoryError",
         _ if error.is_not_finite() => "NotFiniteError",
-        _ if error.is_deadline() => "DeadlineError",
+        _ if error.is_timeout() => "TimedOutError",
         _ if error.is_of_a_peer() => "PeerError",
         Error::Step { .. } | Error::Torch(_) => "StepError",
         Error::State(_) => "CheckpointError",

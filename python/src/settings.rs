@@ -31,7 +31,7 @@ pub(crate) struct Settings {
     threads: usize,
     seed: u64,
     dtype: String,
-    deadline: f64,
+    timeout: f64,
     clip_norm: Option<f64>,
     memory_cap: Option<Vec<u64>>,
     optimizer: Option<Rule>,
@@ -128,7 +128,7 @@ impl Settings {
             // Modules expect the layout that PyTorch gives them.
             .kernels(Kernels::Aten)
             .open_forwards(self.open_forwards)
-            .deadline(Duration::try_from_secs_f64(self.deadline).map_err(wrong)?)
+            .timeout(Duration::try_from_secs_f64(self.timeout).map_err(wrong)?)
             .interrupt(interrupt);
         if let Some(remat) = &self.remat {
             builder = builder.remat(remat.parse::<RematPolicies>().map_err(wrong)?);

@@ -21,7 +21,7 @@ model = nn.Sequential(nn.Linear(4, 4), Fails())
 x = torch.ones(8, 4)
 optimizer = torch.optim.SGD(model.parameters(), 0.1)
 pipe = gpipe.Pipeline(model, x, stages=2, balance=[1, 1], micro_batches=4, loss=nn.MSELoss(),
-                      optimizer=optimizer, deadline=30)
+                      optimizer=optimizer, timeout=30)
 try:
     pipe.train_step(x, x)
     seen = "nothing"

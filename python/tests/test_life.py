@@ -284,7 +284,7 @@ def test_it_exits_after_an_exception():
 
 
 def test_regression_it_exits_while_a_layer_that_was_given_up_still_runs():
-    """After a DeadlineError the interpreter aborted at its exit, and lost the exit code."""
+    """After a TimedOutError the interpreter aborted at its exit, and lost the exit code."""
     program = textwrap.dedent("""
         from common import batch, pipeline
         import torch
@@ -298,12 +298,12 @@ def test_regression_it_exits_while_a_layer_that_was_given_up_still_runs():
                 return x
 
         armed = []
-        pipe = pipeline(nn.Sequential(nn.Linear(6, 6), Hangs(), nn.Linear(6, 3)), deadline=2.0)
+        pipe = pipeline(nn.Sequential(nn.Linear(6, 6), Hangs(), nn.Linear(6, 3)), timeout=2.0)
         pipe.train_step(*batch())
         armed.append(True)
         try:
             pipe.train_step(*batch())
-        except gpipe.errors.DeadlineError:
+        except gpipe.errors.TimedOutError:
             raise SystemExit(7)
     """)
     found = subprocess.run([sys.executable, "-c", program], timeout=300,

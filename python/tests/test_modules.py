@@ -229,7 +229,7 @@ def test_settings_are_checked_before_anything_runs():
     refused("memory_cap='2GiB': give bytes", own, memory_cap="2GiB")
     refused("clip_norm='a': give a number", own, clip_norm="a")
     refused("balance='auto': give the number of layers", own, stages=2, balance="auto")
-    refused("deadline=-1: give seconds above 0", own, deadline=-1)
+    refused("timeout=-1: give seconds above 0", own, timeout=-1)
     refused("seed=-1: give a whole number from 0 to 18446744073709551615", own, seed=-1)
     refused("seed=18446744073709551616: give", own, seed=2 ** 64)
     refused("clip_norm=-1: give a number above 0", own, clip_norm=-1)

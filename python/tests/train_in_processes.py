@@ -26,7 +26,7 @@ optimizer = torch.optim.AdamW(own.parameters(), 0.01)
 stages = len(devices) or (3 if schedule == "zb-h1" else 2)
 with gpipe.Pipeline(own, x, stages=stages, devices=devices or None, balance=None, micro_batches=4,
                     schedule=schedule, loss=nn.MSELoss(), optimizer=optimizer, clip_norm=0.5,
-                    links=links, deadline=60) as pipe:
+                    links=links, timeout=60) as pipe:
     losses = [pipe.train_step(*batch(seed=step)).loss.hex() for step in range(3)]
     pipe.save(folder)
     evaluation = pipe.evaluate(*batch(seed=9)).loss.hex()

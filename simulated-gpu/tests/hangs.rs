@@ -27,7 +27,7 @@ fn train_until_it_fails(devices: Vec<Device>) {
         .micro_batches(4)
         .loss(MeanSquaredError)
         .optimizer(Sgd::new(0.01))
-        .deadline(DEADLINE)
+        .timeout(DEADLINE)
         .build()
         .unwrap();
     let options = (Kind::Float, tch::Device::Cpu);

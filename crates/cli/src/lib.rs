@@ -75,8 +75,8 @@ use gpipe_distributed::environment::Environment;
 
 use crate::output::{complain, say};
 
-/// The key of the deadline that a library's error asks to raise.
-fn deadline_key(exceeded: bool) -> &'static str {
+/// The key of the timeout that a library's error asks to raise.
+fn timeout_key(exceeded: bool) -> &'static str {
     if exceeded { " (pipeline.timeout_s)" } else { "" }
 }
 
@@ -97,7 +97,7 @@ enum CliError {
     Translation(#[from] gpipe_models::TranslationError),
     #[error("[model] {0}")]
     ImageModel(#[from] gpipe_models::ImageError),
-    #[error("{}{}", .0, deadline_key(.0.is_deadline()))]
+    #[error("{}{}", .0, timeout_key(.0.is_timeout()))]
     Pipeline(#[from] gpipe::Error),
     #[error(transparent)]
     Plan(#[from] gpipe_core::plan::PlanError),
@@ -113,7 +113,7 @@ enum CliError {
     Score(#[from] gpipe_score::Error),
     #[error(transparent)]
     Sampling(#[from] generate::sampling::SamplingError),
-    #[error("{}{}", .0, deadline_key(matches!(.0, gpipe_distributed::JoinError::Missing(_))))]
+    #[error("{}{}", .0, timeout_key(matches!(.0, gpipe_distributed::JoinError::Missing(_))))]
     Join(#[from] gpipe_distributed::JoinError),
     /// An error of another process, or of the connection to it.
     #[error(transparent)]

@@ -100,7 +100,7 @@ pub(crate) fn pipeline(config: &Config, model: Sequence) -> Result<PipelineBuild
         .balance(pipeline.balance.clone())
         .remat(pipeline.remat.clone())
         .threads_per_stage(pipeline.threads_per_stage)
-        .deadline(Duration::from_secs(pipeline.timeout_s))
+        .timeout(Duration::from_secs(pipeline.timeout_s))
         .seed(config.seed);
     if !pipeline.offload_folder.as_os_str().is_empty() {
         builder = builder.offload_folder(&pipeline.offload_folder);

@@ -93,7 +93,7 @@ impl Cluster {
             Met::Without(other) => {
                 let reason = format!(
                     "rank {other} of {size} did not come within {deadline:.0?}: start it, or \
-                    raise the deadline"
+                    raise the timeout"
                 );
                 let missing = PeerError { process: None, reason };
                 let known = watch.fail(&missing);

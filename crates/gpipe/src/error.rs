@@ -236,8 +236,8 @@ impl Error {
         })
     }
 
-    /// Whether a stage gave no sign of life, or made no progress, within the deadline.
-    pub fn is_deadline(&self) -> bool {
+    /// Whether a stage gave no sign of life, or made no progress, within the timeout.
+    pub fn is_timeout(&self) -> bool {
         let Self::Step { error } = self else { return false };
         matches!(
             error,

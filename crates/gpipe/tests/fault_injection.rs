@@ -131,7 +131,7 @@ fn pipeline(
         .micro_batches(M)
         .memory_cap([CAP])
         .seed(5)
-        .deadline(deadline)
+        .timeout(deadline)
         .clip_norm(0.1)
         .loss(CrossEntropy::default())
         .optimizer(Adam { lr: 0.01, ..Adam::default() })

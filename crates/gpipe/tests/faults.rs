@@ -181,7 +181,7 @@ impl Way {
             .remat(self.remat)
             .micro_batches(M)
             .seed(5)
-            .deadline(Duration::from_secs(20)) // a hang becomes a failure
+            .timeout(Duration::from_secs(20)) // a hang becomes a failure
             .loss(MeanSquaredError)
             .optimizer(Adam { lr: 0.01, ..Adam::default() })
     }

@@ -46,7 +46,7 @@ pub enum StepError<E> {
     /// A wait outlasted the deadline, counted from the peer's last sign of life.
     #[error(
         "{what}; last sign of life of stage {peer} {silence:.1?} ago{doing}; raise the \
-        deadline if its work takes longer"
+        timeout if its work takes longer"
     )]
     Deadline {
         /// Which stage waits, for what, and from which stage.
@@ -61,7 +61,7 @@ pub enum StepError<E> {
     /// A worker gives no sign of life, and only the driver waits for it.
     #[error(
         "device {device} has given no sign of life for {silence:.1?}{doing}; raise the \
-        deadline if its work takes longer"
+        timeout if its work takes longer"
     )]
     Stuck {
         /// The device.

@@ -75,8 +75,7 @@ impl<T> Pending<T> {
         match self.done.recv_timeout(patience.saturating_sub(since.elapsed())) {
             Ok(done) => done,
             Err(RecvTimeoutError::Timeout) => Err(LayerError::Value(format!(
-                "{} took longer than {} s: set a faster `offload_folder`, or a longer deadline \
-                (`timeout_s`)",
+                "{} took longer than {} s: set a faster `offload_folder`, or a longer timeout",
                 self.what,
                 patience.as_secs_f64()
             ))),

@@ -49,7 +49,7 @@ fn fault_build_settings() {
     assert_says(&build(|b| b.clip_norm(-1.0)), &["gradient norm", "above 0"]);
     assert_says(&build(|b| b.threads_per_stage(0)), &["0 threads", "use 1 to"]);
     assert_says(&build(|b| b.kind(Kind::Int64)), &["Int64", "use Float, Double, BFloat16 or Half"]);
-    assert_says(&build(|b| b.deadline(Duration::ZERO)), &["deadline", "longer than 0"]);
+    assert_says(&build(|b| b.timeout(Duration::ZERO)), &["timeout", "longer than 0"]);
     assert_says(&build(|b| b.memory_cap([Bytes(1), Bytes(1)])), &["2 memory caps", "1 devices"]);
     assert_says(&build(|b| b.schedule(Schedule::ForwardOnly)), &["forward-only", "1f1b"]);
     let adam = Adam::default();

@@ -33,7 +33,7 @@ fn fault_stall_ends_with_the_deadline_and_names_the_stage() {
             let trap = Trap::new(Deed::Stall);
             let opens = OpenAtEnd(Arc::clone(&trap));
             let way = Way { schedule, ..Way::plain(stages) };
-            let mut pipeline = way.builder(&trap).deadline(deadline).build().unwrap();
+            let mut pipeline = way.builder(&trap).timeout(deadline).build().unwrap();
             let (x, y) = data();
             let healthy = pipeline.train_step(&x, &y).unwrap();
             assert!(healthy.loss.is_finite());
@@ -44,7 +44,7 @@ fn fault_stall_ends_with_the_deadline_and_names_the_stage() {
             let stage = way.stage_of(1);
             let who = if stages == 1 { "device 0 ".into() } else { format!("stage {stage} ") };
             let doing = format!("in {stage}F1");
-            assert_says(&text, &[&who, "sign of life", &doing, "raise the deadline"]);
+            assert_says(&text, &[&who, "sign of life", &doing, "raise the timeout"]);
             let start = Instant::now();
             for text in [
                 refused(pipeline.train_step(&x, &y)),
@@ -94,7 +94,7 @@ fn fault_stall_the_longest_deadline_is_a_deadline() {
     for stages in [1, 2] {
         let spec = TensorSpec::new([SAMPLES, 4], Kind::Float);
         let builder = Pipeline::builder(model.clone(), spec).stages(stages);
-        let builder = builder.balance(Balance::Uniform).deadline(Duration::MAX);
+        let builder = builder.balance(Balance::Uniform).timeout(Duration::MAX);
         let mut pipeline = builder.build().unwrap();
         pipeline.predict(&data().0).unwrap();
     }

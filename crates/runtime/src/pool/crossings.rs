@@ -128,7 +128,7 @@ impl<E: StageExecutor> WorkerPool<E> {
                     return;
                 }
                 step.fail(StepError::Unusable {
-                    reason: "a message to another process did not leave within the deadline".into(),
+                    reason: "a message to another process did not leave within the timeout".into(),
                 });
                 patience = Instant::now() + step.deadline;
             }

@@ -99,7 +99,7 @@ impl PipelineBuilder {
             let build: BuildDevice<Stage> = Box::new(move || Stage::build_all(configs));
             build
         });
-        let runtime = Settings { link_capacity, deadline: self.deadline, ..Settings::default() };
+        let runtime = Settings { link_capacity, deadline: self.timeout, ..Settings::default() };
         let (pool, peers) = self.spawn(builds.collect(), runtime, &cut.balance)?;
         Ok(Pipeline {
             engine: Engine {
@@ -415,7 +415,7 @@ impl PipelineBuilder {
             shares_device: self.on_its_gpu(device).any(|other| other != device),
             remat: self.remat.of(stage),
             offload_folder: self.offload_folder.clone(),
-            deadline: self.deadline,
+            deadline: self.timeout,
             seed: self.seed,
             precision: cut.precision,
             kernels: self.kernels,

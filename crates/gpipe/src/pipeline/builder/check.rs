@@ -74,8 +74,8 @@ impl PipelineBuilder {
         if self.open_forwards == 0 {
             return refuse("no forward may be open: set open_forwards to at least 1".into());
         }
-        if self.deadline.is_zero() {
-            return refuse("the deadline must be longer than 0".into());
+        if self.timeout.is_zero() {
+            return refuse("the timeout must be longer than 0".into());
         }
         if let Some(optimizer) = &self.optimizer {
             let name = optimizer.name();

@@ -61,7 +61,7 @@ impl From<Vec<TensorSpec>> for Inputs {
 /// - re-materialization only where a backward does not immediately follow its forward
 /// - seed 0, float32, the fastest kernels, no memory cap
 /// - a constant learning rate, no clipping, no parameter groups, no averages
-/// - a deadline of five minutes
+/// - a timeout of five minutes
 #[derive(Clone)]
 pub struct PipelineBuilder {
     pub(super) sequence: Sequence,
@@ -84,7 +84,7 @@ pub struct PipelineBuilder {
     /// What is declared of the targets. The sequence has what is declared of the inputs.
     pub(super) targets: Arguments,
     open_forwards: usize,
-    deadline: Duration,
+    timeout: Duration,
     pub(super) losses: Losses,
     metrics: Vec<Arc<dyn Metric>>,
     training_metrics: bool,
@@ -129,7 +129,7 @@ impl PipelineBuilder {
             input_gradients: false,
             targets: Arguments::default(),
             open_forwards: 8,
-            deadline: Settings::default().deadline,
+            timeout: Settings::default().deadline,
             losses: Losses::default(),
             metrics: Vec::new(),
             training_metrics: false,
@@ -265,7 +265,7 @@ impl PipelineBuilder {
     /// The settings that the speed of offload depends on: first device, folder and timeout.
     pub(super) fn offload_inputs(&self) -> (Device, Option<&Path>, Duration) {
         let device = self.devices.first().copied().unwrap_or(Device::Cpu);
-        (device, self.offload_folder.as_deref(), self.deadline)
+        (device, self.offload_folder.as_deref(), self.timeout)
     }
 
     /// The schedule set so far.
@@ -403,8 +403,8 @@ impl PipelineBuilder {
     /// The longest silence of a stage before a step fails. Must exceed the longest forward or
     /// backward of one micro-batch; on a GPU, of three.
     #[must_use]
-    pub fn deadline(mut self, deadline: Duration) -> Self {
-        self.deadline = deadline;
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
         self
     }
 
