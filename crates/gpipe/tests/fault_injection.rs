@@ -17,7 +17,7 @@ use std::{
     time::{Duration, Instant},
 };
 
-use common::{assert_same_bits, memory, uniform};
+use common::{assert_same_bits, memory, threads, uniform};
 use gpipe::{
     Adam, Balance, Bytes, CrossEntropy, LayerError, Pipeline, Remat, Schedule, Sequence,
     TensorSpec,
@@ -174,9 +174,7 @@ fn soak() -> bool {
 
 /// This process's pipeline threads, open files, and bytes of tensors.
 fn held() -> (usize, usize, u64) {
-    let tasks = fs::read_dir("/proc/self/task").unwrap().map(|task| task.unwrap().path());
-    let names = tasks.filter_map(|task| fs::read_to_string(task.join("comm")).ok());
-    let devices = names.filter(|name| name.starts_with("gpipe-device")).count();
+    let devices = threads().iter().filter(|name| name.starts_with("gpipe-device")).count();
     (devices, fs::read_dir("/proc/self/fd").unwrap().count(), memory::live())
 }
 

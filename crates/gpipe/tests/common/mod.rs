@@ -326,3 +326,21 @@ pub fn uniform(shape: &[i64], seed: u64, kind: Kind) -> Tensor {
     let values: Vec<f64> = (0..shape.iter().product()).map(|_| unit(random.next_u64())).collect();
     Tensor::from_slice(&values).reshape(shape).to_kind(kind)
 }
+
+/// The names of this process's threads that run.
+///
+/// Linux lists a thread for a moment after another has joined it. `PF_EXITING` of proc_pid_stat(5)
+/// is set before a thread can be joined, so threads with it are left out.
+pub fn threads() -> Vec<String> {
+    const EXITING: u64 = 4;
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap();
+    tasks
+        .filter_map(|task| {
+            let stat = std::fs::read_to_string(task.unwrap().path().join("stat")).ok()?;
+            // The name is in parentheses and may contain some.
+            let (name, others) = stat.split_once('(')?.1.rsplit_once(')')?;
+            let flags: u64 = others.split_whitespace().nth(6)?.parse().unwrap();
+            (flags & EXITING == 0).then(|| name.to_owned())
+        })
+        .collect()
+}
