@@ -513,7 +513,11 @@ fn fault_what_the_environment_lacks_is_named() {
     command.env("RANK", "0").env("WORLD_SIZE", "2").env("MASTER_ADDR", "127.0.0.1");
     let mut run = Process::start(&mut command);
     assert_eq!(run.end(), Ok(1));
-    assert!(run.printed.contains("MASTER_PORT is not"), "{}", run.printed);
+    assert!(
+        run.printed.contains("sets RANK, WORLD_SIZE, MASTER_ADDR, but not MASTER_PORT"),
+        "{}",
+        run.printed
+    );
     // Nobody else comes.
     command.env("MASTER_PORT", "0").args(["--set", "pipeline.timeout_s=1"]);
     let mut run = Process::start(&mut command);
