@@ -4,32 +4,26 @@ use std::path::{Path, PathBuf};
 
 /// The version that tch 0.24 and the bridge are written for.
 const LIBTORCH: &str = "2.11.0";
-/// What is compiled once: `cpp/NAME.cc`.
-const SOURCES: &[&str] = &[
-    "allocator",
-    "attention",
-    "c10d",
-    "convolution",
-    "custom",
-    "device",
-    "fused",
-    "gpu_group",
-    "hollow",
-    "images",
-    "kernels",
-    "layout",
-    "ledger",
-    "linear",
-    "loss",
-    "offload",
-    "op_cache",
-    "optim",
-    "product",
-    "random",
-    "saved",
-    "split",
-    "threads",
-    "vjp",
+/// What is compiled once: `cpp/NAME.cc`. The files of a unit are compiled as one, because libtorch's
+/// headers take most of the time that a file takes.
+const UNITS: &[(&str, &[&str])] = &[
+    (
+        "layers",
+        &[
+            "attention",
+            "convolution",
+            "fused",
+            "images",
+            "kernels",
+            "linear",
+            "loss",
+            "optim",
+            "product",
+            "random",
+        ],
+    ),
+    ("graphs", &["custom", "hollow", "layout", "ledger", "op_cache", "saved", "split", "vjp"]),
+    ("devices", &["allocator", "c10d", "device", "gpu_group", "offload", "threads"]),
 ];
 
 fn main() {
@@ -61,7 +55,7 @@ fn main() {
         }
     }
     bridge
-        .files(SOURCES.iter().map(|name| format!("cpp/{name}.cc")))
+        .files(units())
         .includes([torch.join("include"), PathBuf::from("cpp")])
         // c10d's headers include headers from here.
         .include(torch.join("include/torch/csrc/api/include"))
@@ -71,6 +65,8 @@ fn main() {
         .define("NDEBUG", None)
         .flag_if_supported("-Wno-unused-parameter")
         .flag_if_supported("-Wno-sign-compare")
+        // A file that is included is taken for a header.
+        .flag_if_supported("-Wno-subobject-linkage")
         // at::parallel_for is a plain loop without it. The runtime is the one that libtorch has.
         .flag("-fopenmp")
         .opt_level(2)
@@ -93,6 +89,20 @@ fn main() {
     println!("cargo:rustc-link-search=native={}", lib.display());
     println!("cargo:rustc-link-lib=dylib:+verbatim=libgomp.so.1");
     println!("cargo:rustc-link-arg=-Wl,-rpath,{}", lib.display());
+}
+
+/// Writes a file for each unit that includes the unit's files. Returns the paths.
+fn units() -> Vec<PathBuf> {
+    let out = PathBuf::from(std::env::var_os("OUT_DIR").unwrap_or_default());
+    let of = |(unit, files): &(&str, &[&str])| {
+        let includes: String =
+            files.iter().map(|file| format!("#include \"{file}.cc\"\n")).collect();
+        let path = out.join(format!("{unit}.cc"));
+        std::fs::write(&path, includes)
+            .unwrap_or_else(|error| fail(&format!("{}: {error}", path.display())));
+        path
+    };
+    UNITS.iter().map(of).collect()
 }
 
 /// Compiles the kernels once for each width of vector registers. `kernels.cc` chooses among them

@@ -132,7 +132,7 @@ struct Attention : torch::autograd::Function<Attention> {
   }
 };
 
-bool is_fused(const at::Tensor &x) {
+bool has_attention_kernel(const at::Tensor &x) {
   return x.device().is_cpu() && x.layout() == at::kStrided && x.dim() == 4 &&
          (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
 }
@@ -144,19 +144,20 @@ bool is_fused(const at::Tensor &x) {
 bool can_attend(Address q_address, Address k_address) {
   constexpr int64_t kQueriesMin = 16;
   const at::Tensor &q = borrow(q_address), &k = borrow(k_address);
-  return is_fused(q) && is_fused(k) && q.size(3) > 0 && q.size(3) % kHeadStep == 0 &&
-         q.size(2) >= kQueriesMin && k.size(2) > 0 && q.numel() > 0;
+  return has_attention_kernel(q) && has_attention_kernel(k) && q.size(3) > 0 &&
+         q.size(3) % kHeadStep == 0 && q.size(2) >= kQueriesMin && k.size(2) > 0 && q.numel() > 0;
 }
 
 Address fused_attention(Address q_address, Address k_address, Address v_address, int64_t window) {
   const at::Tensor &q = borrow(q_address), &k = borrow(k_address), &v = borrow(v_address);
   const auto alike = [&](const at::Tensor &x) {
-    return is_fused(x) && x.scalar_type() == q.scalar_type() && x.size(0) == q.size(0) &&
-           x.size(1) == k.size(1) && x.size(3) == q.size(3) && x.size(2) == k.size(2);
+    return has_attention_kernel(x) && x.scalar_type() == q.scalar_type() &&
+           x.size(0) == q.size(0) && x.size(1) == k.size(1) && x.size(3) == q.size(3) &&
+           x.size(2) == k.size(2);
   };
-  TORCH_CHECK(is_fused(q) && is_fused(k) && alike(k) && is_fused(v) && alike(v) &&
-                  k.size(1) > 0 && q.size(1) % k.size(1) == 0 && q.size(3) > 0 &&
-                  q.size(3) % kHeadStep == 0 && q.numel() > 0 && k.size(2) > 0 && window >= 0 &&
+  TORCH_CHECK(has_attention_kernel(q) && has_attention_kernel(k) && alike(k) &&
+                  has_attention_kernel(v) && alike(v) && k.size(1) > 0 &&
+                  q.size(1) % k.size(1) == 0 && q.size(3) > 0 && q.size(3) % kHeadStep == 0 && q.numel() > 0 && k.size(2) > 0 && window >= 0 &&
                   (window == 0 || q.size(2) == k.size(2)),
               "attention of ", q.scalar_type(), " ", q.sizes(), " to ", k.sizes(), " and ",
               v.sizes(), " with a window of ", window, ": samples and size must be equal, the "

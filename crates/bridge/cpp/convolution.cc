@@ -21,7 +21,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
 // Every stride-th pixel in both directions.
 at::Tensor pixels(const at::Tensor &x, at::IntArrayRef stride) {

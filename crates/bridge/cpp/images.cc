@@ -17,7 +17,6 @@ namespace {
 
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
-constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 // Channels of a cache line: threads that divide channels do not share one.
 constexpr int64_t kLine = 16;
 

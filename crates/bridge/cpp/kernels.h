@@ -6,6 +6,7 @@
 #include "product_kernels.h"
 #include <ATen/Parallel.h>
 #include <algorithm>
+#include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
 #include <c10/util/BFloat16.h>
 #include <c10/util/Exception.h>
@@ -16,6 +17,9 @@ template <typename T> const FusedKernels<T> &fused_kernels();
 template <typename T> const AttentionKernels<T> &attention_kernels();
 const ImageKernels &image_kernels();
 const ProductKernels &product_kernels();
+
+// The layout of images that kernels take.
+constexpr auto kChannelsLast = at::MemoryFormat::ChannelsLast;
 
 // Elements for which another thread is worth its start, as in libtorch.
 constexpr int64_t kGrain = 32768;

@@ -19,7 +19,7 @@ using Optional = std::optional<at::Tensor>;
 using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
-at::Tensor rows(const at::Tensor &x) { return x.reshape({-1, x.size(-1)}); }
+at::Tensor flat_rows(const at::Tensor &x) { return x.reshape({-1, x.size(-1)}); }
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
@@ -27,7 +27,7 @@ struct Linear : torch::autograd::Function<Linear> {
     at::AutoDispatchBelowADInplaceOrView below;
     const bool takes = !bias || (bias->device().is_cpu() && bias->scalar_type() == at::kFloat &&
                                  !bias->is_neg());
-    const at::Tensor x_rows = rows(x);
+    const at::Tensor x_rows = flat_rows(x);
     const Products by = products_for(x_rows.sizes(), x_rows, w, onednn && takes);
     // As in ATen: with a frozen weight the input is not saved.
     context->save_for_backward({w.requires_grad() ? x : at::Tensor(), w});
@@ -48,7 +48,7 @@ struct Linear : torch::autograd::Function<Linear> {
     auto saved = context->get_saved_variables();
     const at::Tensor &x = saved[0], &w = saved[1];
     const auto by = static_cast<Products>(context->saved_data["by"].toInt());
-    const at::Tensor g = rows(readable(grads[0]));
+    const at::Tensor g = flat_rows(readable(grads[0]));
     at::Tensor dx, dw, db;
     // An absent bias is not an input, so needs_input_grad must not be asked about it.
     const bool wants_bias =
@@ -56,7 +56,7 @@ struct Linear : torch::autograd::Function<Linear> {
     if (context->needs_input_grad(0))
       dx = input_gradient(by, g, w).reshape(context->saved_data["sizes"].toIntVector());
     if (context->needs_input_grad(1))
-      dw = weight_gradient(by, g, rows(x), wants_bias ? &db : nullptr);
+      dw = weight_gradient(by, g, flat_rows(x), wants_bias ? &db : nullptr);
     else if (wants_bias)
       db = g.sum(0);
     return {dx, dw, db, at::Tensor(), at::Tensor()};

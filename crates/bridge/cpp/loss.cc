@@ -24,7 +24,7 @@ using torch::autograd::AutogradContext;
 using torch::autograd::variable_list;
 
 // Whether the kernels of fused_kernels.h take the logits.
-bool is_fused(const at::Tensor &logits) {
+bool has_loss_kernel(const at::Tensor &logits) {
   return logits.device().is_cpu() && logits.size(1) > 0 && !logits.is_neg() &&
          (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16);
 }
@@ -68,7 +68,7 @@ struct CrossEntropy : torch::autograd::Function<CrossEntropy> {
                             const at::Tensor &target, int64_t ignore, double smoothing) {
     RECORD_USER_SCOPE("gpipe::cross entropy");
     at::AutoDispatchBelowADInplaceOrView below;
-    if (is_fused(logits)) {
+    if (has_loss_kernel(logits)) {
       at::Tensor gradient;
       if (logits.requires_grad())
         gradient = at::empty_like(logits, at::MemoryFormat::Contiguous);
@@ -123,7 +123,7 @@ Address cross_entropy_sum(Address logits, Address target, int64_t ignore, double
               y.device());
   TORCH_CHECK(smoothing >= 0.0 && smoothing <= 1.0, "label smoothing of ", smoothing,
               ": it is a share, from 0 to 1");
-  if (smoothing != 0.0 && !is_fused(x))
+  if (smoothing != 0.0 && !has_loss_kernel(x))
     return give(at::cross_entropy_loss(x, y, {}, at::Reduction::Sum, ignore, smoothing));
   return give(CrossEntropy::apply(x, y, ignore, smoothing));
 }
