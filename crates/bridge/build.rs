@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// The version that tch 0.24 and the bridge are written for.
 const LIBTORCH: &str = "2.11.0";
-/// What is compiled once: `cpp/NAME.cc`. The files of a unit are compiled as one, because libtorch's
-/// headers take most of the time that a file takes.
+/// What is compiled once: `cpp/NAME.cc`. The files of a unit are compiled as one, because
+/// libtorch's headers take most of the time that a file takes.
 const UNITS: &[(&str, &[&str])] = &[
     (
         "layers",

@@ -157,7 +157,8 @@ Address fused_attention(Address q_address, Address k_address, Address v_address,
   };
   TORCH_CHECK(has_attention_kernel(q) && has_attention_kernel(k) && alike(k) &&
                   has_attention_kernel(v) && alike(v) && k.size(1) > 0 &&
-                  q.size(1) % k.size(1) == 0 && q.size(3) > 0 && q.size(3) % kHeadStep == 0 && q.numel() > 0 && k.size(2) > 0 && window >= 0 &&
+                  q.size(1) % k.size(1) == 0 && q.size(3) > 0 && q.size(3) % kHeadStep == 0 &&
+                  q.numel() > 0 && k.size(2) > 0 && window >= 0 &&
                   (window == 0 || q.size(2) == k.size(2)),
               "attention of ", q.scalar_type(), " ", q.sizes(), " to ", k.sizes(), " and ",
               v.sizes(), " with a window of ", window, ": samples and size must be equal, the "
