@@ -463,6 +463,24 @@ fn fault_restarts_go_on_from_the_last_checkpoint() {
     assert!(folder.weights("run") == before);
 }
 
+/// A restart named no configuration, which `--resume RUN` takes from the checkpoint.
+#[test]
+fn regression_a_resumed_run_restarts() {
+    let folder = Folder::new();
+    folder.succeeds(&train_for("undisturbed", "60", "3", MORE));
+    let launch = ["launch", "--processes", "2", "--restarts", "1", "--"];
+    let mut run = long(&folder, &launch, "run");
+    run.signal("TERM");
+    assert_eq!(run.end(), Ok(143), "{}", run.printed);
+    let resume = ["train", "--resume", "run", "--steps", "60"];
+    let mut run = Process::start(&mut folder.command(&[&launch[..], &resume].concat()));
+    run.until("saved");
+    send("-KILL", &process_of(run.number(), 1));
+    run.until("try 2 of 2");
+    assert_eq!(run.end(), Ok(0), "{}", run.printed);
+    assert!(folder.weights("run") == folder.weights("undisturbed"));
+}
+
 #[test]
 fn fault_a_signal_saves_in_all_processes() {
     let folder = Folder::new();

@@ -414,24 +414,35 @@ impl Drop for Supervisor {
 
 /// The command for a restart. A training resumes in the folder that it had begun to write.
 ///
+/// A run that resumed another one must not start from the beginning, and may take its configuration
+/// from the checkpoint. So it resumes its folder, which is an error without a checkpoint there.
+///
 /// `None` if a training had no folder yet: its own folder arguments would lead elsewhere now.
 fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
     if given.first().is_none_or(|first| first != "train") {
         return Some(given.to_vec());
     }
-    let mut left = Vec::new();
+    let (mut left, mut resumed) = (Vec::new(), "auto".to_owned());
     let mut arguments = given.iter();
     while let Some(argument) = arguments.next() {
-        match argument.split_once('=') {
-            _ if ["--resume", "--out"].contains(&argument.as_str()) => {
-                arguments.next(); // its value
-            }
-            Some(("--resume" | "--out", _)) => {}
-            _ => left.push(argument.clone()),
+        let (name, value) = match argument.split_once('=') {
+            Some((name, value)) => (name, Some(value.to_owned())),
+            None => (argument.as_str(), None),
+        };
+        if !["--resume", "--out"].contains(&name) {
+            left.push(argument.clone());
+            continue;
+        }
+        let value = value.or_else(|| arguments.next().cloned());
+        if name == "--resume" {
+            resumed = value.unwrap_or(resumed);
         }
     }
     let folder = folder.trim_end_matches('\n');
-    left.extend(["--resume", "auto", "--out", folder].map(str::to_owned));
+    match resumed.as_str() {
+        "auto" => left.extend(["--resume", "auto", "--out", folder].map(str::to_owned)),
+        _ => left.extend(["--resume", folder].map(str::to_owned)),
+    }
     (!folder.is_empty()).then_some(left)
 }
 
@@ -473,10 +484,14 @@ mod tests {
     #[test]
     fn oracle_a_training_that_starts_again_goes_on_where_it_had_begun() {
         let given = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
-        for own in ["--out x", "--out=x", "--resume auto", "--resume=y --out z", "--steps 9"] {
+        for own in ["--out x", "--out=x", "--resume auto", "--resume=auto --out z", "--steps 9"] {
             let rest = if own.contains("steps") { " --steps 9" } else { "" };
             let expected = given(&format!("train a.toml{rest} --resume auto --out /run"));
             assert_eq!(again(&given(&format!("train a.toml {own}")), "/run\n"), Some(expected));
+        }
+        for own in ["--resume y", "--resume=y --out z", "--out=z --resume y"] {
+            let expected = given("train --resume /run");
+            assert_eq!(again(&given(&format!("train {own}")), "/run\n"), Some(expected));
         }
         // The command was refused before it had a folder.
         assert_eq!(again(&given("train a.toml --out x"), ""), None);
