@@ -138,12 +138,36 @@ impl Environment {
     ) -> Result<Meeting, EnvironmentError> {
         let address = self.own_address()?;
         let serves = self.rank == 0 && !self.agent;
+        if serves && self.address.is_none() {
+            self.check_served(&address)?;
+        }
         let store = match serves {
             true => Store::Serve(listen(&address, self.port)?),
             false => Store::At { host: self.host.clone(), port: self.port },
         };
         let (rank, size, name) = (self.rank, self.size, self.name.clone());
         Ok(Meeting { rank, size, store, name, address, deadline, facts })
+    }
+
+    /// Refuses a store's host that is not this machine, where the others would look for rank 0 in
+    /// vain. `own` is this machine's address on the route there.
+    fn check_served(&self, own: &str) -> Result<(), EnvironmentError> {
+        let all = (self.host.as_str(), self.port).to_socket_addrs();
+        let is_here = |address: SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
+        if all.is_ok_and(|mut all| all.any(is_here)) {
+            return Ok(());
+        }
+        Err(EnvironmentError::Variable(format!(
+            "{MASTER_ADDR}={} is no address of this machine, on which rank 0 serves the store: \
+            start rank 0 there, or give every process an address of this machine, such as {own}; \
+            if that name is forwarded to this machine, set {ADDRESS} to {own} here",
+            self.host
+        )))
+    }
+
+    /// Whether a launcher on the same machine serves the store.
+    pub fn is_launched(&self) -> bool {
+        self.agent
     }
 
     /// The address of this machine on the route to the master: loopback if the master is on this
@@ -234,6 +258,26 @@ mod tests {
         };
         assert_eq!(of("0", "False"), of("3", "False"));
         assert_ne!(of("0", "True"), of("3", "True"), "a launcher's store outlives an attempt");
+    }
+
+    /// Rank 0 listened at another address than that at which the others looked for it.
+    #[test]
+    fn regression_rank_0_serves_only_at_an_address_of_its_machine() {
+        let seconds = Duration::from_secs(1);
+        let meeting = |more: &[(&str, &str)]| {
+            let own = [(RANK, "0"), (WORLD_SIZE, "2"), (MASTER_PORT, "0")];
+            let one = read(&[&own[..], more].concat()).unwrap().unwrap();
+            one.meeting(seconds, Vec::new()).map(|_| ()).map_err(|error| error.to_string())
+        };
+        assert_eq!(meeting(&[(MASTER_ADDR, "127.0.0.1")]), Ok(()));
+        // An address for documentation (RFC 5737). No packet is sent to it.
+        let elsewhere = (MASTER_ADDR, "192.0.2.1");
+        let error = meeting(&[elsewhere]).unwrap_err();
+        assert!(
+            error.contains("192.0.2.1 is no address of this machine") || error.contains("no way"),
+            "{error}"
+        );
+        assert_eq!(meeting(&[elsewhere, (ADDRESS, "127.0.0.1")]), Ok(()));
     }
 
     #[test]

@@ -77,11 +77,16 @@ struct Waiting {
 }
 
 impl Waiting {
-    fn tell_after(time: Duration, line: String) -> Self {
+    /// A `silenced` process prints the line, too.
+    fn tell_after(time: Duration, silenced: bool, line: String) -> Self {
         let (ends, ended) = mpsc::channel::<()>();
         let wait = move || {
-            if ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout) {
-                complain!("gpipe: {line}");
+            if ended.recv_timeout(time) != Err(mpsc::RecvTimeoutError::Timeout) {
+                return;
+            }
+            match silenced {
+                true => output::last_words(format_args!("gpipe: {line}")),
+                false => complain!("gpipe: {line}"),
             }
         };
         // Without a thread to spare nothing is told, and nothing is lost.
@@ -129,7 +134,9 @@ impl Processes {
         ];
         let facts = facts.map(|(name, value)| (format!("version of {name}"), value)).into();
         let meeting = environment.meeting(Duration::from_secs(timeout_s), facts)?;
-        let waiting = Waiting::tell_after(SILENCE, whom_it_awaits(environment, &meeting));
+        // Of launched processes, rank 0 prints beside the others. By hand, each host has a log.
+        let line = whom_it_awaits(environment, &meeting);
+        let waiting = Waiting::tell_after(SILENCE, !environment.is_launched(), line);
         let cluster = Some(Cluster::join(meeting)?);
         drop(waiting);
         let processes = Self { cluster, ..alone };
