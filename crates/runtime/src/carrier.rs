@@ -106,6 +106,16 @@ fn sent(program: &Program, edge: EdgeId, direction: Direction) -> Vec<Option<Mic
 }
 
 impl Carrier {
+    /// The other process; `None` if there may be several.
+    pub(crate) fn peer(&self, here: usize) -> Option<usize> {
+        match self {
+            Carrier::Link(LinkCarrier { crossing: RemoteEdge { from, to, .. }, .. }) => {
+                Some(if *from == here { *to } else { *from })
+            }
+            Carrier::Exchange(_) => None,
+        }
+    }
+
     /// Carries all messages of the run. A failure here fails the step.
     pub(crate) fn run<E: StageExecutor>(
         &self,

@@ -15,6 +15,11 @@ use crate::{
     sync::{AtomicBool, Mutex},
 };
 
+/// Whose code an action runs.
+fn author(action: Action) -> &'static str {
+    if action.op == Op::Update { "optimizer" } else { "layer" }
+}
+
 /// Why a step failed. Parameters and optimizer state are unchanged unless the variant says
 /// otherwise.
 #[derive(Debug, thiserror::Error)]
@@ -35,8 +40,8 @@ pub enum StepError<E> {
         /// The error.
         source: E,
     },
-    /// A stage's code panicked.
-    #[error("{action}: the layer's code panicked: {message}")]
+    /// The code of a layer or of the optimizer panicked.
+    #[error("{action}: the {}'s code panicked: {message}", author(*action))]
     Panic {
         /// The action that panicked.
         action: Action,
@@ -93,7 +98,7 @@ pub enum StepError<E> {
     /// Some stages began or applied the update, and others may not have.
     #[error(
         "{cause}; the update was {}, perhaps not by all others: the parameters may be of two \
-        steps, restore a checkpoint, or accept_torn_update to use what is there",
+        steps, go on from a checkpoint (in a program, accept_torn_update uses what is there)",
         progress(applied, begun)
     )]
     Torn {
@@ -224,8 +229,8 @@ mod tests {
             torn(&[0], &[]).to_string(),
             "rank 1: no sign of life for 3.0s; the update was applied by stage 0, perhaps not by \
             all others: \
-             the parameters may be of two steps, restore a checkpoint, or accept_torn_update to \
-             use what is there"
+             the parameters may be of two steps, go on from a checkpoint (in a program, \
+             accept_torn_update uses what is there)"
         );
         let told = torn(&[2, 0], &[1]).to_string();
         let words = "; the update was applied by stages 0, 2, begun by stage 1 and not finished \

@@ -14,13 +14,21 @@ use crate::{
     clock::Clock,
     failure::StepError,
     link::Links,
-    peers::{Run, Share},
+    peers::{PeerError, Run, Share},
     stage::StageExecutor,
     worker::Step,
 };
 
 /// How many programs' exchanges are kept: those of a step, of its parts and of an evaluation.
 const KEPT: usize = 8;
+
+/// A carrier thread of a run.
+pub(super) struct Carrying {
+    /// Closed when the thread ends.
+    ended: mpsc::Receiver<()>,
+    /// The process at the other end; `None` if there may be several.
+    peer: Option<usize>,
+}
 
 impl<E: StageExecutor> WorkerPool<E> {
     /// The exchanges of `program`, if links between processes have no buffer.
@@ -76,7 +84,7 @@ impl<E: StageExecutor> WorkerPool<E> {
         step: &Arc<Step<E>>,
         exchanges: Option<&Exchanges>,
         clock: &Clock,
-    ) -> Vec<mpsc::Receiver<()>> {
+    ) -> Vec<Carrying> {
         let Some(peers) = &self.peers else { return Vec::new() };
         let alarm = {
             // A weak reference, because the transport keeps the alarm until the next run.
@@ -96,6 +104,7 @@ impl<E: StageExecutor> WorkerPool<E> {
             carriers(&step.program, exchanges, peers.here(), |device| peers.process_of(device));
         let carry = carriers.into_iter().map(|carrier| {
             let (done, ended) = mpsc::channel();
+            let peer = carrier.peer(peers.here());
             let (step, peers, clock) = (Arc::clone(step), Arc::clone(peers), clock.clone());
             let thread = std::thread::Builder::new().name("gpipe-carrier".into());
             let failing = Arc::clone(&step);
@@ -107,14 +116,14 @@ impl<E: StageExecutor> WorkerPool<E> {
                 let reason = format!("no thread for a link to another process: {error}");
                 failing.fail(StepError::Unusable { reason });
             }
-            ended
+            Carrying { ended, peer }
         });
         carry.collect()
     }
 
     /// Waits for the carriers. They end when every message has moved or the step has failed.
-    pub(super) fn end_crossings(&mut self, step: &Step<E>, carrying: &[mpsc::Receiver<()>]) {
-        for ended in carrying {
+    pub(super) fn end_crossings(&mut self, step: &Step<E>, carrying: &[Carrying]) {
+        for Carrying { ended, peer } in carrying {
             let mut patience = Instant::now() + step.deadline;
             while let Err(mpsc::RecvTimeoutError::Timeout) =
                 ended.recv_timeout(Duration::from_millis(100))
@@ -127,9 +136,14 @@ impl<E: StageExecutor> WorkerPool<E> {
                     self.unusable = Some("a link to another process did not end".into());
                     return;
                 }
-                step.fail(StepError::Unusable {
-                    reason: "a message to another process did not leave within the timeout".into(),
-                });
+                step.fail(StepError::Peer(PeerError {
+                    process: *peer,
+                    reason: format!(
+                        "no message to or from it has moved for {:.1?}: it was stopped, or the \
+                        network is cut",
+                        step.deadline
+                    ),
+                }));
                 patience = Instant::now() + step.deadline;
             }
         }
