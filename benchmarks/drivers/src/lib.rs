@@ -14,8 +14,8 @@ use std::{
 };
 
 use gpipe::{
-    Device, DeviceReport, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence, StepReport,
-    TensorSpec, processes::Transport,
+    Balance, Device, DeviceReport, Kernels, Pipeline, PipelineBuilder, RematPolicies, Sequence,
+    StepReport, TensorSpec, processes::Transport,
 };
 use gpipe_core::cost::{LayerCost, ModelCosts};
 use gpipe_distributed::{Cluster, Meeting, Store};
@@ -228,7 +228,7 @@ impl Measurement {
             .remat(arguments.take::<RematPolicies>("remat", "never")?)
             .early_rematerialization(arguments.take("early", "true")?)
             .threads_per_stage(arguments.take("threads", "1")?)
-            .balance(arguments.take("balance", "cost")?)
+            .balance(arguments.take::<Balance>("balance", "cost")?)
             .kernels(arguments.choose("kernels", &kernels)?)
             .kind(arguments.choose("dtype", &dtypes)?)
             .seed(1);

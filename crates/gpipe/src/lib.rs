@@ -99,12 +99,13 @@ pub use gpipe_bridge::{
     memory::keep_freed_memory,
 };
 pub use gpipe_core::{
-    Bytes, Nanos, cost,
+    Bytes, Nanos, cost, draw,
     lower::Part,
     plan,
     remat::{Remat, RematPolicies},
     schedule,
     schedule::Schedule,
+    simulate::Timeline,
 };
 pub use interrupt::Interrupt;
 pub use layer::{Forward, Infer, Layer};

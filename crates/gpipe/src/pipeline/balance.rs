@@ -24,6 +24,18 @@ pub enum Balance {
     Layers(Vec<usize>),
 }
 
+impl From<Vec<usize>> for Balance {
+    fn from(layers: Vec<usize>) -> Self {
+        Self::Layers(layers)
+    }
+}
+
+impl<const K: usize> From<[usize; K]> for Balance {
+    fn from(layers: [usize; K]) -> Self {
+        Self::Layers(layers.into())
+    }
+}
+
 impl FromStr for Balance {
     type Err = Error;
 

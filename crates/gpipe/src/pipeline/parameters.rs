@@ -8,6 +8,7 @@ use tch::Tensor;
 
 use super::{Pipeline, model::OwnedParameter};
 use crate::{
+    TensorSpec,
     error::{Error, LayerError, Result},
     optim::name_matches,
     stage::{Stage, parameters::Parameters},
@@ -301,8 +302,9 @@ impl Pipeline {
             }
             if kind != value.kind() {
                 return Err(Error::Setting(format!(
-                    "parameter '{name}' is {kind:?}, the value for it {:?}: convert it first",
-                    value.kind()
+                    "parameter '{name}' is {}, the value for it {}: convert it first",
+                    TensorSpec::new(shape.as_slice(), kind),
+                    TensorSpec::of(value)
                 )));
             }
         }

@@ -298,7 +298,7 @@ impl Parameters {
         };
         let kept: Vec<&Tensor> = state.iter().copied().flatten().collect();
         let before = (specs(&parameters), specs(&kept));
-        optimizer.apply(&Update {
+        let updated = optimizer.apply(&Update {
             names: &slots.iter().map(|&slot| &*config.names[layer][slot]).collect::<Vec<_>>(),
             parameters: &parameters,
             grads: &grads.iter().collect::<Vec<_>>(),
@@ -308,11 +308,25 @@ impl Parameters {
             update: numbers.updates,
             step: numbers.step,
             seed: config.seed,
+        });
+        let parameters_of = || {
+            let names: Vec<&str> = slots.iter().map(|&slot| &*config.names[layer][slot]).collect();
+            names.join(", ")
+        };
+        updated.map_err(|error| match error {
+            LayerError::Value(reason) => LayerError::Value(format!(
+                "optimizer {}, for {}: {reason}",
+                optimizer.name(),
+                parameters_of()
+            )),
+            other => other,
         })?;
         if before != (specs(&parameters), specs(&kept)) {
             return Err(LayerError::Shape(format!(
-                "{} changed the shape or dtype of a parameter or of its state: change only values",
-                optimizer.name()
+                "optimizer {}, for {}: it changed the shape or dtype of a parameter or of its \
+                state: change only values",
+                optimizer.name(),
+                parameters_of()
             )));
         }
         Ok(())

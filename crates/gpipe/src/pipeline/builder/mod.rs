@@ -273,10 +273,11 @@ impl PipelineBuilder {
         self.schedule.clone()
     }
 
-    /// How the sequence is cut into stages.
+    /// How the sequence is cut into stages: a [`Balance`], or the number of layers of each stage,
+    /// such as `[2, 3]`.
     #[must_use]
-    pub fn balance(mut self, balance: Balance) -> Self {
-        self.balance = balance;
+    pub fn balance(mut self, balance: impl Into<Balance>) -> Self {
+        self.balance = balance.into();
         self
     }
 
