@@ -26,8 +26,9 @@ const PARTS: u64 = 1 << 20;
 /// No plan fits, and what would.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 #[error(
-    "no plan fits: {stage_text} needs {peak} ({resident} of parameters and optimizer, {gradients} \
-    of gradients, {activations} of activations), and its device has {cap}: {remedy}",
+    "no plan fits: {stage_text} needs {} ({resident} of parameters and optimizer, {gradients} \
+    of gradients, {activations} of activations), and its device has {}: {remedy}",
+    apart(*peak, *cap), apart(*cap, *peak),
     stage_text = format!("with K {}, M {}, {}, stage {stage} ({} layers, re-materialized {}) on \
         device {stage}",
         plan.balance.len(), plan.micro_batches, plan.schedule, plan.balance[*stage],
@@ -55,6 +56,12 @@ pub struct Shortage {
     pub factor: f64,
     /// Whether no smaller caps work. Otherwise smaller ones may work.
     pub exact: bool,
+}
+
+/// `bytes`, in full where they would look like `other`.
+fn apart(bytes: Bytes, other: Bytes) -> String {
+    let short = bytes.to_string();
+    if short == other.to_string() { format!("{} bytes", bytes.0) } else { short }
 }
 
 impl Shortage {
