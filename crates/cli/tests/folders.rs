@@ -432,7 +432,12 @@ fn oracle_generation_config_is_followed() {
     // What is not supported is told, and what is wrong is refused.
     write(json!({"num_beams": 4, "output_scores": false, "length_penalty": 1.0}));
     let (_, told) = generate(&[]);
-    assert_eq!(told, "gpipe: warning: not used of generation_config.json: num_beams = 4\n");
+    assert_eq!(
+        told,
+        "gpipe: warning: not used of generation_config.json: num_beams = 4\n\
+        gpipe: warning: the text has more than 8 tokens, the positions that the model was trained \
+        on: what follows may be poor\n"
+    );
     write(json!({"temperature": "hot", "do_sample": true}));
     folder.refuses(
         &["generate", "model", "--prompt", "a"],

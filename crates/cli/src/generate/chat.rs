@@ -7,7 +7,7 @@ use gpipe_data::{Tokenizer, jsonl::ChatTemplate};
 use serde_json::{Value, json};
 
 use super::{
-    Batch,
+    Batch, Positions,
     settings::Settings,
     texts::{End, Text},
     writer::show,
@@ -31,8 +31,7 @@ pub(super) struct Chat<'t> {
     pub tokenizer: &'t Tokenizer,
     pub settings: Settings,
     pub seed: u64,
-    /// Maximum number of tokens that the model reads.
-    pub positions: usize,
+    pub positions: Positions,
 }
 
 /// The chat template of a model. Adds the end of the assistant's turn to the ends in `settings`.
@@ -114,14 +113,14 @@ impl Chat<'_> {
         let conversation = self.template.render(messages, true);
         let conversation = conversation.map_err(|error| CliError::Usage(error.to_string()))?;
         let text = Text::answer(number, conversation, self.tokenizer, &self.settings)?;
-        if text.tokens.len() > self.positions {
+        if text.tokens.len() > self.positions.most {
             complain!(
                 "gpipe: the conversation has {} tokens: the model reads only the last {}",
                 text.tokens.len(),
-                self.positions
+                self.positions.most
             );
         }
-        let (settings, seed, positions) = (&self.settings, self.seed, self.positions);
+        let (settings, seed, positions) = (&self.settings, self.seed, &self.positions);
         let mut batch = Batch { texts: vec![text], settings, seed, positions };
         if !batch.complete(pipeline, show)? {
             return Ok(None);

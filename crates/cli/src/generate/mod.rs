@@ -27,7 +27,7 @@ mod stops;
 mod texts;
 mod writer;
 
-use std::collections::BTreeMap;
+use std::{cell::Cell, collections::BTreeMap};
 
 use gpipe::{
     Pipeline,
@@ -96,7 +96,7 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
     run.config.train.mini_batch = 1; // cuts by cost are for one sample
     if arguments.chat {
         let template = chat::template(&run.vocabulary, &mut settings, processes)?;
-        let positions = positions(&run.config)?;
+        let positions = Positions::of(&run.config)?;
         let chat = chat::Chat { template, tokenizer, settings, seed: arguments.seed, positions };
         return chat.hold(&mut run.pipeline(processes)?, arguments.system.as_deref());
     }
@@ -107,14 +107,15 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
         (false, 1) => Writer::Stream,
         (false, _) => Writer::Headings,
     };
-    let positions = positions(&run.config)?;
+    let positions = Positions::of(&run.config)?;
     let mut number = 0;
     for prompts in all.chunks(arguments.batch) {
         let mut texts = Vec::with_capacity(prompts.len());
         for (at, prompt) in prompts.iter().enumerate() {
             texts.push(Text::new(number + at, prompt.clone(), tokenizer, &settings)?);
         }
-        let mut batch = Batch { texts, settings: &settings, seed: arguments.seed, positions };
+        let mut batch =
+            Batch { texts, settings: &settings, seed: arguments.seed, positions: &positions };
         if !batch.complete(&mut pipeline, |piece| processes.decided(|| writer.piece(piece)))? {
             return Ok(());
         }
@@ -133,19 +134,41 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
     Ok(())
 }
 
-/// The number of positions that the model has at most.
-fn positions(config: &Config) -> Result<usize, CliError> {
-    Ok(match &config.model {
-        Model::Llama(_) => usize::MAX,
-        Model::HuggingFace(_) => {
-            let network = config.network()?;
-            match network.ends_with_positions() {
-                true => usize::try_from(network.positions()).unwrap_or(usize::MAX),
-                false => usize::MAX,
+/// The positions of a model.
+struct Positions {
+    /// The number of positions that the model has at most.
+    most: usize,
+    /// The number of positions that it was trained on.
+    trained: usize,
+    /// Whether the user knows that a text has more than those.
+    is_told: Cell<bool>,
+}
+
+impl Positions {
+    fn of(config: &Config) -> Result<Self, CliError> {
+        let (ends, trained) = match &config.model {
+            Model::Llama(_) => (false, sequence(config)),
+            Model::HuggingFace(_) => {
+                let network = config.network()?;
+                let trained = usize::try_from(network.positions()).unwrap_or(usize::MAX);
+                (network.ends_with_positions(), trained)
             }
+            _ => (true, sequence(config)),
+        };
+        let most = if ends { trained } else { usize::MAX };
+        Ok(Self { most, trained, is_told: Cell::new(false) })
+    }
+
+    /// Warns once if a text of `length` tokens has positions that the model was not trained on.
+    fn tell(&self, length: usize) {
+        if length > self.trained && self.trained < self.most && !self.is_told.replace(true) {
+            complain!(
+                "gpipe: warning: the text has more than {} tokens, the positions that the model \
+                was trained on: what follows may be poor",
+                self.trained
+            );
         }
-        _ => sequence(config),
-    })
+    }
 }
 
 /// Texts that are continued together.
@@ -153,8 +176,7 @@ struct Batch<'t> {
     texts: Vec<Text<'t>>,
     settings: &'t Settings,
     seed: u64,
-    /// The number of positions that the model has at most.
-    positions: usize,
+    positions: &'t Positions,
 }
 
 /// Texts of the same length, which the layers keep in this order.
@@ -208,9 +230,10 @@ impl Batch<'_> {
                 (0..group.texts.len()).filter(|row| goes_on(&group.texts[*row])).collect();
             let kept: Vec<usize> = rows.iter().map(|row| group.texts[*row]).collect();
             let length = kept.first().map_or(0, |&text| self.texts[text].tokens.len());
-            if kept.is_empty() || length > self.positions {
+            if kept.is_empty() || length > self.positions.most {
                 continue;
             }
+            self.positions.tell(length);
             let new = kept.iter().flat_map(|&text| &self.texts[text].tokens[group.seen..length]);
             let new: Vec<i64> = new.map(|&token| i64::from(token)).collect();
             let tokens = Tensor::f_from_slice(&new)?.f_reshape([kept.len() as i64, -1])?;
@@ -246,7 +269,7 @@ impl Batch<'_> {
         pipeline: &mut Pipeline,
         mut print: impl FnMut(&str) -> Result<bool, CliError>,
     ) -> Result<bool, CliError> {
-        let positions = self.positions;
+        let positions = self.positions.most;
         loop {
             let goes_on = |text: &usize| self.texts[*text].end.is_none();
             let open: Vec<usize> = (0..self.texts.len()).filter(goes_on).collect();
