@@ -20,7 +20,7 @@ use crate::{
     config::{Config, Data},
     machine::{self, Available},
     numbers::{counted, seconds, time},
-    output::prose,
+    output::{complain, prose},
     processes::{Processes, RUN_NOTE},
     setup, task,
     values::PackingChoice,
@@ -144,6 +144,13 @@ fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps
         counted(steps, "step"),
         needs.largest
     );
+    let least = config.pipeline.memory.0.iter().min().copied();
+    if let Some(cap) = least.filter(|cap| *cap < needs.largest) {
+        complain!(
+            "gpipe: warning: a stage may have {cap} (--memory), and needs more by this estimate: \
+            gpipe plan with the same --memory finds what fits, and --plan auto trains with it"
+        );
+    }
 }
 
 fn check_threads(config: &Config) -> Result<(), CliError> {

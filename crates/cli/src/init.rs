@@ -18,12 +18,15 @@ use crate::{
     machine,
     model_folder::is_model_folder,
     numbers::counted,
-    output::say,
+    output::{complain, say},
     setup,
+    task::classification,
 };
 
 /// Maximum number of files and folders that are looked at, as for folders of images.
 const ENTRIES_MAX: usize = 1 << 24;
+/// The most images that are decoded.
+const DECODED_MAX: usize = 1000;
 /// Number of leading bytes by which a text is told from a binary file.
 const PROBE_BYTES: u64 = 8 << 10;
 /// Maximum depth of folders that are looked at.
@@ -237,8 +240,23 @@ fn images(data: &Path) -> Result<Found, CliError> {
         None => (data.to_owned(), None),
     };
     let set = ImageFolder::open(&train)?;
+    classification::check_classes(&train.display().to_string(), set.classes())?;
     let (classes, images) = (set.classes().len(), set.len());
+    tell_unreadable(&set);
     Ok(Found::Images { train, validation, classes, images })
+}
+
+/// Decodes images, evenly spread over the set, and names those that training would stop at.
+fn tell_unreadable(set: &ImageFolder) {
+    let decoded = set.len().min(DECODED_MAX);
+    let chosen = (0..decoded).map(|number| number * set.len() / decoded);
+    let failed: Vec<_> = chosen.filter_map(|index| set.image(index).err()).collect();
+    let Some(first) = failed.first() else { return };
+    complain!(
+        "gpipe: warning: {} of {} cannot be read; the first: {first}",
+        failed.len(),
+        counted(decoded, "image")
+    );
 }
 
 /// What the first line of a JSONL file holds.

@@ -45,7 +45,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     if schedules.is_empty() && makes_orders {
         schedules = all_schedules(&source);
     }
-    let choices = Choices {
+    let mut choices = Choices {
         makes_orders,
         takes_the_best: makes_orders,
         stages: arguments.stages.clone(),
@@ -55,6 +55,14 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         remat,
         ..Choices::default()
     };
+    if choices.micro_batches.is_empty() && source.costs.has_batch_norms() {
+        let own = config.pipeline.micro_batches;
+        prose!(
+            "batch norms depend on the size of micro-batches: M stays {own} (--micro-batches \
+            names others)"
+        );
+        choices.keep_sizes(own);
+    }
     // A way to use other devices, or other numbers of stages, is not asked for.
     let is_open = arguments.stages.is_empty() && arguments.profile.is_none();
     let are_alike = arguments.speed.is_empty() && caps.len() <= 1;

@@ -33,6 +33,14 @@ pub(crate) struct Choices {
     pub is_quiet: bool,
 }
 
+impl Choices {
+    /// Keeps the size of micro-batches, on which batch norms depend.
+    pub(crate) fn keep_sizes(&mut self, micro_batches: usize) {
+        self.micro_batches = vec![micro_batches];
+        self.keeps_sizes = true;
+    }
+}
+
 pub(crate) fn find(
     source: &mut Source,
     devices: &[PlanDevice],

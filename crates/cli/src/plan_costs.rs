@@ -66,7 +66,7 @@ fn analytic(arguments: &PlanArguments, config: &Config) -> Result<Source, CliErr
     // The devices need not exist here. Bytes are those of CPU kernels.
     let mut config = config.clone();
     config.pipeline.devices.0 = vec![gpipe::Device::Cpu];
-    let model = task::model(&config, task::configured_size(&config)?)?;
+    let model = task::model(&config, task::planned_size(&config)?)?;
     let subject = profile::subject(&config, &model)?.of_shapes();
     // Costs between powers of two are interpolated linearly.
     let samples = config.samples_of_a_pipeline();

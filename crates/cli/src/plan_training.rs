@@ -173,9 +173,7 @@ fn automatic(
     choices.schedules = all_schedules(&source);
     choices.makes_orders = true;
     if source.costs.has_batch_norms() {
-        // Batch norms depend on the size of micro-batches, so it must not change.
-        choices.micro_batches = vec![pipeline.micro_batches];
-        choices.keeps_sizes = true;
+        choices.keep_sizes(pipeline.micro_batches);
     }
     let found = find(&mut source, &devices, config, choices.clone())?;
     if let Some(text) = found.within().or_else(|| found.made_text()) {

@@ -1,5 +1,7 @@
 //! `gpipe predict`: classifies images.
 
+use std::path::Path;
+
 use gpipe_data::images::{ImageBatch, decode};
 use tch::Kind;
 
@@ -67,7 +69,7 @@ fn name(
                 Err(error) => {
                     batch.pixels.truncate(start);
                     unreadable += 1;
-                    complain!("gpipe: {error}");
+                    complain!("gpipe: {}", told(path, error));
                 }
             }
         }
@@ -93,6 +95,20 @@ fn name(
             "{count} of {} images could not be read: see above",
             arguments.images.len()
         ))),
+    }
+}
+
+/// Why an image is not read. What the training's error advises is of no use here.
+fn told(path: &Path, error: gpipe_data::Error) -> String {
+    match error {
+        _ if path.is_dir() => {
+            let folder = path.display();
+            format!("{folder} is a folder: name the images in it, such as {folder}/*")
+        }
+        gpipe_data::Error::Image { path, reason } => {
+            format!("cannot decode the image `{}`: {reason}", path.display())
+        }
+        other => other.to_string(),
     }
 }
 

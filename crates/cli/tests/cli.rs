@@ -222,7 +222,10 @@ fn fault_text_that_cannot_be_used_is_named() {
     folder.refuses(&["train", "tiny.toml", "--text", "short.txt"], &["token"]);
     folder.refuses(&["train", "tiny.toml", "--text", "missing.txt"], &["missing.txt"]);
     // Without --text and without cargo's sources.
-    folder.refuses(&["train", "tiny.toml"], &["no configs/text/Cargo.lock here", "--text PATH"]);
+    folder.refuses(
+        &["train", "tiny.toml"],
+        &["name the data", "--text PATH", "configs/text/Cargo.lock"],
+    );
 }
 
 #[test]

@@ -50,7 +50,8 @@ fn fault_an_unreadable_image_stops_training_and_the_state_is_saved() {
         "train/disc/03.jpg",
         "neither JPEG nor PNG",
         "the state after step ",
-        "is saved; to continue: gpipe train --resume run",
+        "is saved; to continue: gpipe train --resume run --set images.on_unreadable=skip",
+        "the data differ: start another run",
     ];
     folder.refuses(&[&TRAIN[..], &["--steps", "3"]].concat(), &parts);
     assert_eq!(steps(&folder, "run").len(), 1);
@@ -161,6 +162,40 @@ fn regression_what_was_learnt_is_saved_where_the_last_validation_fails() {
     assert_eq!(steps(&folder, "none"), [3]);
 }
 
+/// `init` made a configuration with which training failed, after some steps or at once.
+#[test]
+fn regression_init_looks_at_the_images() {
+    let folder = with_images();
+    spoil(&folder, "train/disc/03.jpg");
+    let text = errors(&folder.gpipe(&["init", "--data", "train"]));
+    assert!(text.contains("warning: 1 of ") && text.contains("train/disc/03.jpg"), "{text}");
+    fs::create_dir_all(folder.path("one/disc")).unwrap();
+    let (from, to) = (folder.path("train/disc/00.png"), folder.path("one/disc/00.png"));
+    fs::copy(from, to).unwrap();
+    folder.refuses(&["init", "--data", "one"], &["there is one class only, 'disc'"]);
+}
+
+/// A plan asked for the number of classes, and changed what batch norms see. A cap that is too small
+/// was noticed in the first step.
+#[test]
+fn regression_a_plan_of_an_image_network_is_for_its_data_and_batch_norms() {
+    let folder = with_images();
+    let text = folder.succeeds(&["plan", "resnet.toml"]);
+    assert!(text.contains("M stays 2 (--micro-batches names others)"), "{text}");
+    assert!(text.contains("K 2, M 2, "), "{text}");
+    let output = folder.gpipe(&[&TRAIN[..], &["--memory", "100KiB"]].concat());
+    let warning = "warning: a stage may have 100.0 KiB (--memory), and needs more";
+    assert!(errors(&output).contains(warning), "{}", errors(&output));
+    let large = [&TRAIN[..], &["--steps", "1", "--set", "train.mini_batch=48"]].concat();
+    let images = fs::read_dir(folder.path("train"))
+        .unwrap()
+        .map(|class| fs::read_dir(class.unwrap().path()).unwrap().count());
+    let times = format!("takes an image {:.1} times", 48.0 / images.sum::<usize>() as f64);
+    let _ = fs::remove_dir_all(folder.path("run")); // it may have been refused before
+    let text = folder.succeeds(&large);
+    assert_eq!(text.contains(&times), !times.starts_with("takes an image 0"), "{text}");
+}
+
 #[test]
 fn fault_predict_names_what_it_cannot_read_and_goes_on() {
     let folder = with_images();
@@ -187,6 +222,7 @@ fn fault_predict_names_what_it_cannot_read_and_goes_on() {
         printed,
         "those that cannot be read change nothing of the others"
     );
+    folder.refuses(&["predict", "run", "held-out/disc"], &["is a folder: name the images in it"]);
     folder.refuses(&["predict", "run", "text.jpg"], &["text.jpg", "1 of 1 images"]);
     folder.refuses(&["predict", "run", good, "--top", "0"], &["--top 0: name at least one"]);
     folder.refuses(&["predict", "nothing", good], &["nothing: there is no such folder"]);

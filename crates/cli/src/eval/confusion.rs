@@ -1,6 +1,9 @@
 //! Counts which classes an image model confuses.
 
-use std::{collections::BTreeMap, fmt::Write};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fmt::Write,
+};
 
 use tch::{Kind, Tensor};
 
@@ -85,17 +88,34 @@ impl Confusion {
 
     /// All counts for a terminal: one row per true class, `.` for 0.
     pub(crate) fn table(&self, classes: &[String]) -> String {
-        /// Maximum width of a class's name.
-        const NAME: usize = 12;
-        let name = |class: usize| classes[class].chars().take(NAME).collect::<String>();
+        /// Minimum and maximum width of the classes' names.
+        const NAMES: (usize, usize) = (12, 24);
+        /// Maximum width of a table whose columns have names.
+        const WIDTH: usize = 80;
         let most = self.counts.values().max().copied().unwrap_or(0);
-        let width = most.to_string().len().max(2) + 1;
+        let least = most.to_string().len().max(2);
+        let start = |class: &String, length| class.chars().take(length).collect::<String>();
+        // The shortest beginnings of the names that tell the classes apart. Else numbers do.
+        let mut heads: Vec<String> = (1..=classes.len()).map(|number| number.to_string()).collect();
+        let mut names: Vec<String> =
+            heads.iter().zip(classes).map(|(number, class)| format!("{number} {class}")).collect();
+        for length in least..=NAMES.1 {
+            if NAMES.0 + classes.len() * (length + 1) > WIDTH && length > least {
+                break;
+            }
+            let own: Vec<String> = classes.iter().map(|class| start(class, length)).collect();
+            if own.iter().collect::<BTreeSet<_>>().len() == own.len() {
+                (heads, names) = (own, classes.to_vec());
+                break;
+            }
+        }
+        let longest = |all: &[String]| all.iter().map(|one| one.chars().count()).max().unwrap_or(0);
+        let width = longest(&heads).max(least) + 1;
+        let column = longest(&names).clamp(NAMES.0, NAMES.1);
+        let name = |class: usize| start(&names[class], column);
         let mut text = String::new();
-        let heads = (0..self.classes).map(|class| {
-            let head: String = classes[class].chars().take(width - 1).collect();
-            format!("{head:>width$}")
-        });
-        let _ = writeln!(text, "{:NAME$}{}   right", "", heads.collect::<String>());
+        let heads: String = heads.iter().map(|head| format!("{head:>width$}")).collect();
+        let _ = writeln!(text, "{:column$}{heads}   right", "");
         for class in 0..self.classes {
             let row = self.row(class);
             let cells = row.iter().map(|&count| match count {
@@ -107,7 +127,7 @@ impl Confusion {
                 0 => String::new(),
                 all => format!("  {:>5.1}%", 100.0 * row[class] as f64 / all as f64),
             };
-            let _ = writeln!(text, "{:<NAME$}{}{right}", name(class), cells.collect::<String>());
+            let _ = writeln!(text, "{:<column$}{}{right}", name(class), cells.collect::<String>());
         }
         text
     }
@@ -142,6 +162,30 @@ mod tests {
         let targets = Tensor::from_slice(&[0_i64, 1, 2]);
         confusion.add(&equal, &targets).unwrap();
         assert_eq!((confusion.top(1), confusion.top(2)), (1.0 / 3.0, 2.0 / 3.0));
+    }
+
+    /// Columns had two letters of the names, which were the same for several classes.
+    #[test]
+    fn regression_the_table_tells_classes_apart() {
+        let table = |names: &[&str]| {
+            let mut confusion = Confusion::new(names.len());
+            let logits = Tensor::eye(names.len() as i64, (Kind::Double, tch::Device::Cpu));
+            confusion
+                .add(&logits, &Tensor::zeros([names.len() as i64], (Kind::Int64, tch::Device::Cpu)))
+                .unwrap();
+            let names: Vec<String> = names.iter().map(|&name| name.to_owned()).collect();
+            confusion.table(&names)
+        };
+        let head = |table: &str| table.lines().next().unwrap().to_owned();
+        assert_eq!(head(&table(&["a", "b"])), "              a  b   right");
+        let two = table(&["cat_black", "cat_white", "Kühe im Stall"]);
+        assert_eq!(head(&two), "              cat_b cat_w Kühe    right");
+        assert!(two.contains("\nKühe im Stall "), "{two}");
+        let alike = "the same for all of its letters but ";
+        let names: Vec<String> = (0..3).map(|end| format!("{alike}{end}")).collect();
+        let three = table(&names.iter().map(String::as_str).collect::<Vec<_>>());
+        assert_eq!(head(&three).split_whitespace().collect::<Vec<_>>(), ["1", "2", "3", "right"]);
+        assert!(three.contains("\n2 the same for"), "{three}");
     }
 
     #[test]

@@ -58,13 +58,7 @@ impl Classification {
                 )));
             }
         }
-        if classes.len() < 2 {
-            return Err(CliError::Usage(format!(
-                "{what}: there is one class only, '{}', so there is nothing to learn: give a \
-                folder with one for each class",
-                classes.join("")
-            )));
-        }
+        check_classes(&what, &classes)?;
         let (images, mini_batch) = (&config.images, config.train.mini_batch);
         let (threads, on_unreadable) = (images.threads, on_unreadable(images));
         let transform = transform(images);
@@ -74,8 +68,15 @@ impl Classification {
             }
             _ => String::new(),
         };
+        let often = match train.len() {
+            images if images < mini_batch => format!(
+                "; a mini-batch of {mini_batch} takes an image {:.1} times on average",
+                mini_batch as f64 / images.max(1) as f64
+            ),
+            _ => String::new(),
+        };
         let summary = format!(
-            "{read}{what}: {} images to train on, {} to validate on{measured}, {} classes{}",
+            "{read}{what}: {} images to train on, {} to validate on{measured}, {} classes{}{often}",
             train.len(),
             validation.len(),
             classes.len(),
@@ -104,6 +105,18 @@ impl Classification {
         let classes = validation.classes().to_vec();
         Ok((evaluation(config, validation, None)?, format!("held out of {what}"), classes))
     }
+}
+
+/// Refuses data with fewer than two classes.
+pub(crate) fn check_classes(what: &str, classes: &[String]) -> Result<(), CliError> {
+    if classes.len() >= 2 {
+        return Ok(());
+    }
+    Err(CliError::Usage(format!(
+        "{what}: there is one class only, '{}', so there is nothing to learn: give a folder with \
+        one for each class",
+        classes.join("")
+    )))
 }
 
 impl Task for Classification {
@@ -279,6 +292,16 @@ fn folder(data: &ImageFolderConfig, seed: u64) -> Result<Sides, CliError> {
     Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
 }
 
+/// The number of classes of a folder of images that is there.
+pub(super) fn classes_of_folder(config: &Config) -> Result<Option<usize>, CliError> {
+    match &config.data {
+        Data::ImageFolder(data) if data.folder.is_dir() => {
+            Ok(Some(ImageFolder::open(&data.folder)?.classes().len()))
+        }
+        _ => Ok(None),
+    }
+}
+
 /// A line about what was read from a folder and what was left out.
 fn read_of(folder: &Path, set: &ImageFolder) -> String {
     let (folder, bytes) = (folder.display(), gpipe::Bytes(set.bytes()));
@@ -303,7 +326,7 @@ fn without_images(set: &dyn ImageSet) -> String {
     }
     match seen.iter().filter(|seen| !**seen).count() {
         0 => String::new(),
-        empty => format!(", of which {empty} have no image to validate on"),
+        empty => format!(", {empty} of them without an image to validate on"),
     }
 }
 

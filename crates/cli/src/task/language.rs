@@ -263,8 +263,8 @@ fn corpus(data: &TextConfig) -> Result<(Corpus, String), CliError> {
     let lock = &data.cargo_lock;
     if !lock.exists() {
         return Err(CliError::Usage(format!(
-            "there is no {} here, whose crates' sources would be the text: run in gpipe's own \
-            folder, or name your text with --text PATH",
+            "name the data: --data FILE.jsonl or --text PATH; without them the text is the \
+            sources of the crates in {}, which is not here",
             lock.display()
         )));
     }

@@ -325,6 +325,18 @@ pub(crate) fn expected_size(config: &Config) -> Result<usize, CliError> {
     Ok(named_size(config)?.unwrap_or(ANY))
 }
 
+/// The number of tokens or classes of a plan. Classes are counted in the folder of the data, if it is
+/// there.
+pub(crate) fn planned_size(config: &Config) -> Result<usize, CliError> {
+    match named_size(config)? {
+        None => match classification::classes_of_folder(config)? {
+            Some(classes) => Ok(classes),
+            None => configured_size(config),
+        },
+        Some(size) => Ok(size),
+    }
+}
+
 /// The configured number of tokens or classes, for use without data.
 pub(crate) fn configured_size(config: &Config) -> Result<usize, CliError> {
     if let Some(size) = named_size(config)? {

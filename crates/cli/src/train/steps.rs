@@ -2,6 +2,7 @@
 
 use std::{
     collections::BTreeSet,
+    error::Error,
     path::Path,
     time::{Duration, Instant},
 };
@@ -161,9 +162,16 @@ impl Run<'_> {
         match self.saving.leave(pipeline, position, &mut self.metrics, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
+                // A file that was replaced or removed changes the data, which a run must keep.
+                let without = if is_unreadable(&error) {
+                    " --set images.on_unreadable=skip, which leaves out what cannot be read. Once \
+                    a file is replaced or removed, the data differ: start another run"
+                } else {
+                    ""
+                };
                 complain!(
                     "gpipe: the state after step {} is saved; to continue: gpipe train \
-                    --resume {out}",
+                    --resume {out}{without}",
                     position.batches
                 );
             }
@@ -308,4 +316,16 @@ pub(super) fn due(config: &Config, position: &TrainPosition) -> bool {
 
 fn totals_of(position: &TrainPosition) -> Totals {
     Totals { tokens: position.tokens, samples: position.samples }
+}
+
+/// Whether an image could not be read, perhaps in the thread that makes batches.
+fn is_unreadable(error: &(dyn Error + 'static)) -> bool {
+    if let Some(CliError::Data(error)) = error.downcast_ref() {
+        return is_unreadable(error);
+    }
+    match error.downcast_ref() {
+        Some(gpipe_data::Error::Image { .. }) => true,
+        Some(gpipe_data::Error::Loader { source, .. }) => is_unreadable(source.as_ref()),
+        _ => false,
+    }
 }
