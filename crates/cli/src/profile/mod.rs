@@ -38,6 +38,8 @@ pub(crate) use show::host_memory;
 const STEPS: u64 = 4;
 /// FLOPs per step above which a model counts as large: a few seconds on two cores.
 const LARGE_FLOPS: f64 = 2e12;
+/// Up to as many steps a training counts as short: measuring all sizes takes longer.
+const SHORT_STEPS: u64 = 500;
 /// Default numbers of micro-batches to measure.
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
 /// Maximum number of different mini-batches; they are used in turn.
@@ -109,9 +111,9 @@ pub(crate) struct Extent<'a> {
     pub passes: usize,
 }
 
-/// Measures what `--plan auto` needs. For a large model it measures only one M in few steps,
-/// because more would take longer than a short training. For a model with batch norms it measures
-/// only the size of micro-batches that a plan must keep.
+/// Measures what `--plan auto` needs. For a large model or a short training it measures only one M
+/// in few steps, because more would take longer than the training. For a model with batch norms it
+/// measures only the size of micro-batches that a plan must keep.
 pub(crate) fn measure_for_plan(
     config: &Config,
     (task, model): (&dyn Task, &Sequence),
@@ -130,6 +132,12 @@ pub(crate) fn measure_for_plan(
     } else if estimated(config, model)?.has_batch_norms() {
         prose!("batch norms depend on the size of micro-batches: measuring only M = {}", own[0]);
         extent.micro_batches = &own;
+    } else if config.train.steps <= SHORT_STEPS {
+        prose!(
+            "short training: measuring only M = {} in few steps; gpipe profile measures more",
+            own[0]
+        );
+        extent = Extent { micro_batches: &own, steps: 1, ..extent };
     }
     measure(config, (task, model), extent, processes)
 }
