@@ -227,7 +227,7 @@ impl Config {
         }
         take_data(&mut table, &arguments.data)?;
         let begins = arguments.config.is_none() && arguments.from.is_some();
-        if begins && arguments.lora.is_some() {
+        if begins && arguments.lora.is_some_and(|rank| rank > 0) {
             take_adapters(&mut table);
         }
         let known = defaults(&table, &file)?;

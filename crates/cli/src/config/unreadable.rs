@@ -69,7 +69,13 @@ fn plain(said: &str) -> String {
         Some("f64" | "f32") => "a number",
         Some("a boolean") => "true or false",
         Some("a string" | "path string") => "text",
-        Some("a sequence") => "a list",
+        Some("a sequence") => match said.strip_prefix("invalid type: string ") {
+            Some(rest) => {
+                let value = rest.split_once(", expected").map_or(rest, |(value, _)| value);
+                return format!("give a list: [{value}]");
+            }
+            None => "a list",
+        },
         Some("fewer elements in array") => "fewer values",
         Some(expected) => match expected.strip_prefix("an array of length ") {
             Some(count) => return format!("give a list of {count} values"),
@@ -97,7 +103,7 @@ mod tests {
             ("[data]\nsequence = -1", "data.sequence = -1: give a whole number, 0 or more"),
             ("[optimizer]\nlr = \"x\"", "optimizer.lr = \"x\": give a number"),
             ("[model]\ntied = 1", "model.tied = 1: give true or false"),
-            ("[data]\ntext = \"x\"", "data.text = \"x\": give a list"),
+            ("[data]\ntext = \"x\"", "data.text = \"x\": give a list: [\"x\"]"),
             ("[images]\nscale = 1", "images.scale = 1: give a list of 2 values"),
             ("[pipeline]\nschedule = true", "pipeline.schedule = true: give text"),
             ("images = 1", "images = 1: give a table of keys"),

@@ -283,7 +283,17 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
             .any(|change| matches!(change.effect, Effect::Evaluations | Effect::Presentation));
         return Ok(manifest.best.filter(|_| !is_other));
     }
-    let remedy = "start another run (--init takes its weights), or set the key back";
+    // The matrices of adapters have another shape, so weights alone do not fit.
+    let refuses_rank = all
+        .iter()
+        .any(|change| change.key == "lora.rank" && matches!(change.effect, Effect::Refused(_)));
+    let remedy = match refuses_rank {
+        true => {
+            "merge the adapters with gpipe export RUN --to FOLDER, and train new ones with gpipe \
+            train --from FOLDER --lora N, or set the key back"
+        }
+        false => "start another run (--init takes its weights), or set the key back",
+    };
     Err(CliError::Usage(format!("{}: {remedy}", refused.join("; "))))
 }
 

@@ -176,7 +176,11 @@ impl Keys {
         let unknown = self.keys.iter().find(|(key, own)| !own.is_null() && !is_known(key));
         match unknown {
             None => Ok(()),
-            Some((key, value)) => self.wrong(key, value, "this key is not supported"),
+            Some((key, value)) => self.wrong(
+                key,
+                value,
+                "this key is not supported: remove it only if it changes nothing in this model",
+            ),
         }
     }
 }
