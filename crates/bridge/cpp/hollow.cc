@@ -110,8 +110,8 @@ struct Filler : SavedVariableHooks {
 
 using torch::autograd::Node;
 
-// Whether a node keeps nothing for its backward but what autograd saves: libtorch's own operations,
-// and ours. A function of Python's, of another library or of the user's may keep tensors of its
+// Whether a node keeps nothing for its backward but what autograd has saved of it: libtorch's own
+// operations, and ours. A function of Python's, of another library or of the user's may keep tensors of its
 // own, and so may a hook.
 bool saves_only(Node &node) {
   const auto has = [type = typeid(node).name()](const char *part) {
@@ -119,6 +119,9 @@ bool saves_only(Node &node) {
   };
   if (has("AccumulateGrad"))
     return true;
+  // It saves the noise before it draws it, so a recomputation that ends there has none.
+  if (has("RreluWithNoise"))
+    return false;
   const bool is_libtorchs = has("8autograd9generated") || has("CopyBackwards");
   const bool is_ours = has("N5gpipe") && !has("Custom");
   return (is_libtorchs || is_ours) && node.pre_hooks().empty() && node.post_hooks().empty() &&

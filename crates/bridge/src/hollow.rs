@@ -231,6 +231,17 @@ mod tests {
         crate::memory::enter(0).unwrap();
     }
 
+    /// RReLU saves its noise before it draws it. A recomputation that ended there had gradients of
+    /// what had been in that memory, sometimes NaN.
+    #[test]
+    fn regression_a_recomputation_does_not_end_before_noise_is_drawn() {
+        let x = leaf(&[6, 5], 1);
+        let (y, graph) = HollowGraph::record(|| x.rrelu(false)).unwrap(); // tch cannot train it
+        assert!(graph.keeps_memory([&y]).unwrap());
+        let (y, graph) = HollowGraph::record(|| x.relu()).unwrap();
+        assert!(!graph.keeps_memory([&y]).unwrap());
+    }
+
     /// What a graph with code of Python's keeps is tested in Python.
     #[test]
     fn property_only_a_graph_of_known_operations_keeps_nothing_else() {
