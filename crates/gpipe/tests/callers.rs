@@ -328,7 +328,7 @@ fn fault_tensors_that_cannot_be_shared_are_refused() {
     };
     let turned = value.transpose(0, 1).contiguous().transpose(0, 1);
     assert!(refused(&mut pipeline, turned).contains("not contiguous"));
-    assert!(refused(&mut pipeline, value.to_kind(Kind::Double)).contains("Double"));
+    assert!(refused(&mut pipeline, value.to_kind(Kind::Double)).contains("float64"));
     assert!(refused(&mut pipeline, value.narrow(0, 0, 1)).contains("the value for it"));
     let (x, y) = batch(4, 0);
     pipeline.train_step(&x, &y).unwrap();

@@ -98,7 +98,7 @@ pub enum StepError<E> {
     /// Some stages began or applied the update, and others may not have.
     #[error(
         "{cause}; the update was {}, perhaps not by all others: the parameters may be of two \
-        steps, go on from a checkpoint (in a program, accept_torn_update uses what is there)",
+        steps, restore a checkpoint (in a program, accept_torn_update uses what is there)",
         progress(applied, begun)
     )]
     Torn {
@@ -229,7 +229,7 @@ mod tests {
             torn(&[0], &[]).to_string(),
             "rank 1: no sign of life for 3.0s; the update was applied by stage 0, perhaps not by \
             all others: \
-             the parameters may be of two steps, go on from a checkpoint (in a program, \
+             the parameters may be of two steps, restore a checkpoint (in a program, \
              accept_torn_update uses what is there)"
         );
         let told = torn(&[2, 0], &[1]).to_string();
