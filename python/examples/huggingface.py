@@ -10,9 +10,10 @@ import argparse
 
 import torch
 from torch import nn
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
-import gpipe
+import gpipe  # before transformers, for gradient checkpointing
+
+from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 
 class Embed(nn.Module):

@@ -100,8 +100,16 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return bool(((a == b) | ((a != a) & (b != b))).all())
 
 
-def _changed(name: str) -> str:
-    return (f"its forward changes its buffer '{name}', which would change again when the forward "
+def _fingerprint(tensor: torch.Tensor | None) -> tuple[str, str] | None:
+    """Sum and norm, which change with a tensor's values, and need no memory of its size."""
+    if tensor is None or not tensor.is_floating_point():
+        return None
+    tensor = tensor.detach()
+    return str(tensor.sum().item()), str(torch.linalg.vector_norm(tensor).item())
+
+
+def _changed(layer: str, name: str) -> str:
+    return (f"layer '{layer}': its forward changes its buffer '{name}', which would change again when the forward "
             f"is recomputed, and in another order with other stages; batch norms are the exception "
             f"that gpipe counts once. Leave the change to a step of your own between training "
             f"steps")
@@ -227,10 +235,12 @@ class Layer:
         plain = self.is_plain
         before = self.attributes()
         buffers = [own.value.clone() for own in self.buffers]
+        parameters = [_fingerprint(own) for own in self.held]
         try:
             self.is_plain = self.is_unchecked = False
             outputs = self(self.held, inputs)
             self.check_values(buffers)
+            self.check_parameters(parameters)
             if torch.is_grad_enabled() and not self.pops:
                 self.check_leaves(outputs, inputs)
             return outputs
@@ -254,7 +264,7 @@ class Layer:
         foreign = foreign_leaf(pytree.tree_leaves(outputs), (*self.held, *inputs))
         if foreign is not None:
             raise SettingError(
-                f"its forward uses a parameter of shape {list(foreign.shape)} that is not "
+                f"layer '{self.name}': its forward uses a parameter of shape {list(foreign.shape)} that is not "
                 f"registered in it (in a list, a closure, or another module's), and would get no "
                 f"gradient: register it, such as by self.weight = other.weight")
 
@@ -322,16 +332,25 @@ class Layer:
                 own.table[own.key] = own.value
                 # Its own value in another dtype, say, is no change.
                 if now is None or not _are_equal(own.value, now):
-                    raise SettingError(_changed(own.name))
+                    raise SettingError(_changed(self.name, own.name))
             if own.value._version != version:
-                raise SettingError(_changed(own.name))
+                raise SettingError(_changed(self.name, own.name))
 
     def check_values(self, before: list[torch.Tensor]) -> None:
         """As `check_buffers`, for a change through `.data`, which raises no version."""
         for own, value in zip(self.buffers, before):
             if not _are_equal(own.value, value):
                 own.value.data.copy_(value)
-                raise SettingError(_changed(own.name))
+                raise SettingError(_changed(self.name, own.name))
+
+    def check_parameters(self, before: list) -> None:
+        """Refuses a forward that has changed a parameter through `.data`, which raises no
+        version."""
+        for place, tensor, own in zip(self.places, self.held, before):
+            if place is not None and _fingerprint(tensor) != own:
+                raise SettingError(
+                    f"layer '{self.name}': its forward changes its parameter '{place[1]}' in "
+                    f"place: make a new tensor; the change cannot be undone, restore the module")
 
     # Called by the engine once for each shape.
 

@@ -155,6 +155,7 @@ class Pipeline:
         placed = checks.devices_of(stages, devices)
         shared = list(shared_inputs)
         dtype = checks.dtype_of(model, dtype)
+        checks.inputs_of(example, dtype)
         network = Network(model, example, dtype, can_share=set(placed) == {"cpu"})
         if _plain_outputs:
             network.check_plain()

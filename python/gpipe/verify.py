@@ -92,6 +92,9 @@ def verify(
                     first, reference = name, found
                 else:
                     _compare(reference, found, first, name)
+    if len(runs) == 1:
+        warnings.warn(f"nothing was compared: stages={list(stages)} and a model of {most} layers, "
+                      f"of which each stage needs one", stacklevel=2)
     return Verified(runs, steps, len(reference),
                     _compare_with_module(model, example, micro_batches, seed, dtype))
 

@@ -12,7 +12,10 @@ use std::{
 };
 
 use gpipe::{Error, Interrupt, Outputs, Pipeline, Result};
-use pyo3::{exceptions::PyRuntimeError, prelude::*};
+use pyo3::{
+    exceptions::{PyKeyboardInterrupt, PyRuntimeError},
+    prelude::*,
+};
 
 use crate::{failure::raised, running};
 
@@ -143,10 +146,19 @@ impl Driver {
                 self.interrupt.set();
                 let _ = result.recv();
                 self.interrupt.clear();
-                return Err(signal);
+                return Err(Self::last_of(signal));
             }
         };
         py.allow_threads(wait)
+    }
+
+    /// The exception of the signals that have come: `first`, or that of another kind. A second
+    /// Ctrl-C while a step ends would break into what handles the first.
+    fn last_of(first: PyErr) -> PyErr {
+        Python::with_gil(|py| match py.check_signals() {
+            Err(second) if !second.is_instance_of::<PyKeyboardInterrupt>(py) => second,
+            _ => first,
+        })
     }
 
     fn gone() -> PyErr {

@@ -99,8 +99,8 @@ pub(crate) fn exception(py: Python<'_>, error: &Error, failure: &Failure) -> PyE
     add(&note);
     if told.contains("leaf Variable that requires grad is being used in an in-place") {
         add(
-            "gpipe: the layer's forward changes its input in place: use the form that makes a new \
-             tensor",
+            "gpipe: the layer's forward changes its input or a parameter in place: use the form \
+             that makes a new tensor",
         );
     }
     own

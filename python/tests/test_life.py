@@ -144,11 +144,15 @@ class Interrupts(Stateful):
             self.state["armed"] = False
             os.kill(os.getpid(), signal.SIGINT)
             assert self.state["seen"].wait(60)
+            if self.state["twice"]:  # before `pthread_kill` returns, this thread has the signal
+                signal.pthread_kill(threading.get_ident(), signal.SIGINT)
         return x
 
 
-def test_control_c_ends_a_step_and_changes_nothing():
-    state = {"armed": False, "seen": threading.Event()}
+@pytest.mark.parametrize("twice", [False, True])
+def test_control_c_ends_a_step_and_changes_nothing(twice):
+    # A second one broke into the user's `except KeyboardInterrupt`.
+    state = {"armed": False, "seen": threading.Event(), "twice": twice}
     own = nn.Sequential(Interrupts(state), *model())
     x, y = batch(32)
 

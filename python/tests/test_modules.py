@@ -130,6 +130,30 @@ def test_regression_a_buffer_that_a_forward_assigns_is_an_error(how):
     assert_same(values(own), before)
 
 
+def test_regression_a_parameter_that_changes_through_data_is_an_error():
+    """A change through `.data` raises no version, and was trained on in silence."""
+    class Shrinks(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(6))
+
+        def forward(self, x):
+            self.scale.data.mul_(0.5)
+            return x * self.scale
+
+    own = nn.Sequential(nn.Linear(6, 6), Shrinks(), nn.Linear(6, 3))
+    with pipeline(own) as pipe:
+        with pytest.raises(REFUSED, match="layer '1': its forward changes its parameter 'scale'"):
+            pipe.train_step(*batch())
+
+
+def test_regression_inputs_in_other_bits_than_float64_are_refused():
+    """They failed inside a layer."""
+    own, (x, _) = nn.Sequential(nn.Linear(6, 6)), batch()
+    with pytest.raises(REFUSED, match=r"convert the inputs with .double\(\)"):
+        gpipe.Pipeline(own, x, dtype=torch.float64)
+
+
 def test_a_buffer_that_a_forward_converts_is_no_change():
     class Scales(nn.Module):
         def __init__(self):
