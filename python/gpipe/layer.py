@@ -109,10 +109,10 @@ def _fingerprint(tensor: torch.Tensor | None) -> tuple[str, str] | None:
 
 
 def _changed(layer: str, name: str) -> str:
-    return (f"layer '{layer}': its forward changes its buffer '{name}', which would change again when the forward "
-            f"is recomputed, and in another order with other stages; batch norms are the exception "
-            f"that gpipe counts once. Leave the change to a step of your own between training "
-            f"steps")
+    return (f"layer '{layer}': its forward changes its buffer '{name}', which would change again "
+            f"when the forward is recomputed, and in another order with other stages; batch norms "
+            f"are the exception that gpipe counts once. Leave the change to a step of your own "
+            f"between training steps")
 
 
 class Layer:
@@ -264,9 +264,10 @@ class Layer:
         foreign = foreign_leaf(pytree.tree_leaves(outputs), (*self.held, *inputs))
         if foreign is not None:
             raise SettingError(
-                f"layer '{self.name}': its forward uses a parameter of shape {list(foreign.shape)} that is not "
-                f"registered in it (in a list, a closure, or another module's), and would get no "
-                f"gradient: register it, such as by self.weight = other.weight")
+                f"layer '{self.name}': its forward uses a parameter of shape "
+                f"{list(foreign.shape)} that is not registered in it (in a list, a closure, or "
+                f"another module's), and would get no gradient: register it, such as by "
+                f"self.weight = other.weight")
 
     def attributes(self) -> dict[str, Any]:
         """What the modules keep in Python: numbers and strings, by name."""

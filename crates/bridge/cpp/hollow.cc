@@ -111,8 +111,8 @@ struct Filler : SavedVariableHooks {
 using torch::autograd::Node;
 
 // Whether a node keeps nothing for its backward but what autograd has saved of it: libtorch's own
-// operations, and ours. A function of Python's, of another library or of the user's may keep tensors of its
-// own, and so may a hook.
+// operations, and ours. A function of Python's, of another library or of the user's may keep
+// tensors of its own, and so may a hook.
 bool saves_only(Node &node) {
   const auto has = [type = typeid(node).name()](const char *part) {
     return std::strstr(type, part) != nullptr;

@@ -175,8 +175,8 @@ fn regression_init_looks_at_the_images() {
     folder.refuses(&["init", "--data", "one"], &["there is one class only, 'disc'"]);
 }
 
-/// A plan asked for the number of classes, and changed what batch norms see. A cap that is too small
-/// was noticed in the first step.
+/// A plan asked for the number of classes, and changed what batch norms see. A cap that is too
+/// small was noticed in the first step.
 #[test]
 fn regression_a_plan_of_an_image_network_is_for_its_data_and_batch_norms() {
     let folder = with_images();

@@ -325,8 +325,8 @@ pub(crate) fn expected_size(config: &Config) -> Result<usize, CliError> {
     Ok(named_size(config)?.unwrap_or(ANY))
 }
 
-/// The number of tokens or classes of a plan. Classes are counted in the folder of the data, if it is
-/// there.
+/// The number of tokens or classes of a plan. Classes are counted in the folder of the data, if it
+/// is there.
 pub(crate) fn planned_size(config: &Config) -> Result<usize, CliError> {
     match named_size(config)? {
         None => match classification::classes_of_folder(config)? {
