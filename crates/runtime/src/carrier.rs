@@ -137,7 +137,8 @@ impl Carrier {
 }
 
 /// Checks that a process sent the message that was due.
-fn check_due(
+fn check_due<E: StageExecutor>(
+    peers: &dyn Peers<E>,
     crossing: RemoteEdge,
     expected: Option<MicroBatch>,
     found: Option<MicroBatch>,
@@ -149,7 +150,7 @@ fn check_due(
     let of = |micro_batch| Transfer { direction, micro_batch, edge };
     let reason =
         format!("it sent {} where {} was due: its schedule is another", of(found), of(expected));
-    Err(PeerError { process: Some(from), reason })
+    Err(PeerError { process: Some(peers.rank_of(from)), reason })
 }
 
 impl LinkCarrier {
@@ -184,7 +185,7 @@ impl LinkCarrier {
         let mut inbound = peers.inbound(self.crossing)?;
         for &expected in &self.messages {
             let envelope = inbound.receive()?;
-            check_due(self.crossing, expected, envelope.micro_batch)?;
+            check_due(peers.as_ref(), self.crossing, expected, envelope.micro_batch)?;
             if link.reserve(SLICE, || true).is_err() {
                 return Ok(());
             }

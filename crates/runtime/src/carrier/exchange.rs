@@ -68,7 +68,7 @@ impl Exchanger {
             let from: Vec<RemoteEdge> = receives.iter().map(|(crossing, _)| *crossing).collect();
             let arrived = exchange.exchange(leaving, &from)?;
             for (&(crossing, expected), envelope) in receives.iter().zip(arrived) {
-                check_due(crossing, expected, envelope.micro_batch)?;
+                check_due(peers.as_ref(), crossing, expected, envelope.micro_batch)?;
                 if let Some(link) = step.links.get(crossing.edge, crossing.direction) {
                     let now = clock.now();
                     link.put(envelope.micro_batch, envelope.message, |_| (now, now));

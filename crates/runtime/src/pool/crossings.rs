@@ -26,7 +26,7 @@ const KEPT: usize = 8;
 pub(super) struct Carrying {
     /// Closed when the thread ends.
     ended: mpsc::Receiver<()>,
-    /// The process at the other end; `None` if there may be several.
+    /// The rank at the other end; `None` if there may be several.
     peer: Option<usize>,
 }
 
@@ -104,7 +104,7 @@ impl<E: StageExecutor> WorkerPool<E> {
             carriers(&step.program, exchanges, peers.here(), |device| peers.process_of(device));
         let carry = carriers.into_iter().map(|carrier| {
             let (done, ended) = mpsc::channel();
-            let peer = carrier.peer(peers.here());
+            let peer = carrier.peer(peers.here()).map(|process| peers.rank_of(process));
             let (step, peers, clock) = (Arc::clone(step), Arc::clone(peers), clock.clone());
             let thread = std::thread::Builder::new().name("gpipe-carrier".into());
             let failing = Arc::clone(&step);
@@ -136,14 +136,14 @@ impl<E: StageExecutor> WorkerPool<E> {
                     self.unusable = Some("a link to another process did not end".into());
                     return;
                 }
-                step.fail(StepError::Peer(PeerError {
-                    process: *peer,
-                    reason: format!(
-                        "no message to or from it has moved for {:.1?}: it was stopped, or the \
-                        network is cut",
-                        step.deadline
-                    ),
-                }));
+                // The workers are done, so only messages that leave are left.
+                let whom = if peer.is_some() { "it" } else { "other ranks" };
+                let reason = format!(
+                    "messages to {whom} were not all sent within {:.1?}: a process was stopped, or \
+                    the network is cut",
+                    step.deadline
+                );
+                step.fail(StepError::Peer(PeerError { process: *peer, reason }));
                 patience = Instant::now() + step.deadline;
             }
         }
