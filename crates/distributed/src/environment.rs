@@ -7,6 +7,7 @@
 //! processes reach this machine, if it has several.
 
 use std::{
+    io::ErrorKind,
     net::{IpAddr, SocketAddr, TcpListener, ToSocketAddrs, UdpSocket},
     time::Duration,
 };
@@ -136,11 +137,8 @@ impl Environment {
         deadline: Duration,
         facts: Vec<(String, String)>,
     ) -> Result<Meeting, EnvironmentError> {
-        let address = self.own_address()?;
         let serves = self.rank == 0 && !self.agent;
-        if serves && self.address.is_none() {
-            self.check_served(&address)?;
-        }
+        let address = self.own_address(serves)?;
         let store = match serves {
             true => Store::Serve(listen(&address, self.port)?),
             false => Store::At { host: self.host.clone(), port: self.port },
@@ -149,30 +147,13 @@ impl Environment {
         Ok(Meeting { rank, size, store, name, address, deadline, facts })
     }
 
-    /// Refuses a store's host that is not this machine, where the others would look for rank 0 in
-    /// vain. `own` is this machine's address on the route there.
-    fn check_served(&self, own: &str) -> Result<(), EnvironmentError> {
-        let all = (self.host.as_str(), self.port).to_socket_addrs();
-        let is_here = |address: SocketAddr| UdpSocket::bind((address.ip(), 0)).is_ok();
-        if all.is_ok_and(|mut all| all.any(is_here)) {
-            return Ok(());
-        }
-        Err(EnvironmentError::Variable(format!(
-            "{MASTER_ADDR}={} is no address of this machine, on which rank 0 serves the store: \
-            start rank 0 there, or give every process an address of this machine, such as {own}; \
-            if that name is forwarded to this machine, set {ADDRESS} to {own} here",
-            self.host
-        )))
-    }
-
-    /// Whether a launcher on the same machine serves the store.
-    pub fn is_launched(&self) -> bool {
-        self.agent
-    }
-
     /// The address of this machine on the route to the master: loopback if the master is on this
     /// machine.
-    fn own_address(&self) -> Result<String, EnvironmentError> {
+    ///
+    /// # Errors
+    /// The host is unknown. Or this process `serves` the store, and the host is another machine,
+    /// where the others would look for rank 0 in vain.
+    fn own_address(&self, serves: bool) -> Result<String, EnvironmentError> {
         if let Some(address) = &self.address {
             return Ok(address.clone());
         }
@@ -196,7 +177,16 @@ impl Environment {
         };
         let socket = UdpSocket::bind((any, 0)).map_err(failed)?;
         socket.connect(master).map_err(failed)?;
-        Ok(socket.local_addr().map_err(failed)?.ip().to_string())
+        let own = socket.local_addr().map_err(failed)?.ip();
+        if serves && !all.iter().copied().any(is_here) {
+            return Err(EnvironmentError::Variable(format!(
+                "{at} is not an address of this machine, and rank 0 serves the store here: start \
+                rank 0 on {}, or set {MASTER_ADDR}={own} for every process. If {} forwards to this \
+                machine, set {ADDRESS}={own} for rank 0",
+                self.host, self.host
+            )));
+        }
+        Ok(own.to_string())
     }
 }
 
@@ -208,6 +198,16 @@ fn meeting_name(run: &str, attempt: &str) -> String {
 /// The name of the meeting of launched processes, which inherit this process's environment.
 pub fn launched_name(attempt: u32) -> String {
     meeting_name(&std::env::var(RUN_ID).unwrap_or_default(), &attempt.to_string())
+}
+
+/// Whether an address is one of this machine.
+fn is_here(mut address: SocketAddr) -> bool {
+    address.set_port(0);
+    match UdpSocket::bind(address) {
+        Ok(_) => true,
+        // Other errors say nothing of the address.
+        Err(error) => error.kind() != ErrorKind::AddrNotAvailable,
+    }
 }
 
 /// A listener at exactly one address of this machine.
@@ -240,12 +240,12 @@ mod tests {
     fn oracle_torchruns_variables_are_read() {
         let one = read(&ALL).unwrap().unwrap();
         assert_eq!((one.rank, one.size, one.port, one.agent), (1, 3, 29500, false));
-        assert_eq!(one.own_address().unwrap(), "127.0.0.1");
+        assert_eq!(one.own_address(false).unwrap(), "127.0.0.1");
         let torchrun = [(AGENT_STORE, "True"), (RESTART_COUNT, "2"), (RUN_ID, "x")];
         let one = read(&[&ALL[..], &torchrun].concat()).unwrap().unwrap();
         assert_eq!((one.agent, one.name.as_str()), (true, "gpipe/x/2"));
         let one = read(&[&ALL[..], &[(ADDRESS, "10.0.0.7")]].concat()).unwrap().unwrap();
-        assert_eq!(one.own_address().unwrap(), "10.0.0.7");
+        assert_eq!(one.own_address(false).unwrap(), "10.0.0.7");
     }
 
     /// torchrun's hosts count their own restarts. A host that came back had another count, and the
@@ -274,7 +274,8 @@ mod tests {
         let elsewhere = (MASTER_ADDR, "192.0.2.1");
         let error = meeting(&[elsewhere]).unwrap_err();
         assert!(
-            error.contains("192.0.2.1 is no address of this machine") || error.contains("no way"),
+            error.contains("192.0.2.1 is not an address of this machine")
+                || error.contains("no way"),
             "{error}"
         );
         assert_eq!(meeting(&[elsewhere, (ADDRESS, "127.0.0.1")]), Ok(()));

@@ -29,12 +29,7 @@ use gpipe_distributed::{
 };
 use serde::{Serialize, de::DeserializeOwned};
 
-use crate::{
-    CliError,
-    args::ConfigArguments,
-    config::Config,
-    output::{self, complain},
-};
+use crate::{CliError, args::ConfigArguments, config::Config, output};
 
 /// The most replicas in one process.
 pub(crate) const REPLICAS_MAX: usize = 256;
@@ -77,16 +72,12 @@ struct Waiting {
 }
 
 impl Waiting {
-    /// A `silenced` process prints the line, too.
-    fn tell_after(time: Duration, silenced: bool, line: String) -> Self {
+    /// Prints the line even in a silenced process.
+    fn tell_after(time: Duration, line: String) -> Self {
         let (ends, ended) = mpsc::channel::<()>();
         let wait = move || {
-            if ended.recv_timeout(time) != Err(mpsc::RecvTimeoutError::Timeout) {
-                return;
-            }
-            match silenced {
-                true => output::last_words(format_args!("gpipe: {line}")),
-                false => complain!("gpipe: {line}"),
+            if ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout) {
+                output::last_words(format_args!("gpipe: {line}"));
             }
         };
         // Without a thread to spare nothing is told, and nothing is lost.
@@ -134,9 +125,10 @@ impl Processes {
         ];
         let facts = facts.map(|(name, value)| (format!("version of {name}"), value)).into();
         let meeting = environment.meeting(Duration::from_secs(timeout_s), facts)?;
-        // Of launched processes, rank 0 prints beside the others. By hand, each host has a log.
-        let line = whom_it_awaits(environment, &meeting);
-        let waiting = Waiting::tell_after(SILENCE, !environment.is_launched(), line);
+        // Of processes that gpipe launch started, rank 0 tells for all. Others may have logs apart.
+        let tells = environment.rank == 0 || std::env::var_os(RUN_NOTE).is_none();
+        let waiting =
+            tells.then(|| Waiting::tell_after(SILENCE, whom_it_awaits(environment, &meeting)));
         let cluster = Some(Cluster::join(meeting)?);
         drop(waiting);
         let processes = Self { cluster, ..alone };
