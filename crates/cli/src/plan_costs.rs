@@ -14,11 +14,14 @@ const BANDWIDTH: f64 = 2e10;
 
 /// The costs that `gpipe plan` uses: a profile, or estimates from shapes.
 pub(crate) fn source(arguments: &PlanArguments, config: &Config) -> Result<Source, CliError> {
-    let path = profile::default_path(&arguments.config);
     let path = match (&arguments.profile, arguments.analytic) {
         (Some(path), _) => Some(path.clone()),
-        (None, false) if path.exists() => Some(path),
-        (None, _) => None,
+        (None, true) => None,
+        (None, false) => {
+            let path = profile::default_path(&arguments.config);
+            let short = profile::path_of_short(&path);
+            [path, short].into_iter().find(|path| path.exists())
+        }
     };
     let mut source = match path {
         Some(path) => {

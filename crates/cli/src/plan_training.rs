@@ -219,28 +219,30 @@ fn profiled(
     processes: &Processes,
 ) -> Result<Source, CliError> {
     let subject = profile::subject(config, model)?;
+    let extent = profile::for_plan(config, model)?;
+    let short = extent.is_short.then(|| profile::path_of_short(path));
     // Of several processes, rank 0 looks for a profile, and all of them plan with it.
     let there = processes.decided(|| {
-        let found = match path.exists() {
-            true => match profile::read(path) {
-                Ok(found) => Some(found).filter(|found| found.subject == subject),
-                Err(error) => {
-                    prose!("{error}: it is measured anew");
-                    None
+        for path in [Some(path), short.as_deref()].into_iter().flatten() {
+            match path.exists().then(|| profile::read(path)) {
+                Some(Ok(found)) if found.subject == subject => {
+                    return Ok(Some((path.to_owned(), found)));
                 }
-            },
-            false => None,
-        };
-        Ok(found)
+                Some(Err(error)) => prose!("{error}: it is measured anew"),
+                _ => {}
+            }
+        }
+        Ok(None)
     })?;
     let size = config.samples_of_a_micro_batch();
     // Batch norms fix the size of micro-batches.
     let lacks_it = |costs: &ModelCosts| costs.has_batch_norms() && !costs.has_size(size);
     let old = match there {
-        Some(found) if !lacks_it(&found.costs) => return Ok(measured(found, path)),
-        old => old,
+        Some((path, found)) if !lacks_it(&found.costs) => return Ok(measured(found, &path)),
+        old => old.map(|(_, found)| found),
     };
-    let mut own = profile::measure_for_plan(config, (task, model), processes)?;
+    let path = short.as_deref().unwrap_or(path);
+    let mut own = profile::measure_for_plan(config, (task, model), &extent, processes)?;
     if let Some(old) = old {
         prose!("{}: micro-batches of {size} samples are added", path.display());
         own.costs.add_sizes_of(old.costs);

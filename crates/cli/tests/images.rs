@@ -498,7 +498,7 @@ fn property_a_plan_measures_the_size_that_batch_norms_keep() {
     let folder = with_images();
     let train = ["train", "resnet.toml", "--steps", "1", "--plan", "auto", "--out", "run"];
     let text = folder.succeeds(&train);
-    assert!(text.contains("size of micro-batches: measuring only M = 2\n"), "{text}");
+    assert!(text.contains("size of micro-batches: measuring only M = 2; "), "{text}");
     let profile = json(&fs::read_to_string(folder.path("out/resnet.profile.json")).unwrap());
     let sizes: Vec<&String> = profile["costs"]["sizes"].as_object().unwrap().keys().collect();
     assert_eq!(sizes, ["6"]);

@@ -38,7 +38,7 @@ pub(crate) use show::host_memory;
 const STEPS: u64 = 4;
 /// FLOPs per step above which a model counts as large: a few seconds on two cores.
 const LARGE_FLOPS: f64 = 2e12;
-/// Up to as many steps a training counts as short: measuring all sizes takes longer.
+/// Trainings of at most this many steps are short: measuring all sizes would take longer.
 const SHORT_STEPS: u64 = 500;
 /// Default numbers of micro-batches to measure.
 const MICRO_BATCHES: [usize; 6] = [1, 2, 4, 8, 16, 32];
@@ -111,35 +111,48 @@ pub(crate) struct Extent<'a> {
     pub passes: usize,
 }
 
-/// Measures what `--plan auto` needs. For a large model or a short training it measures only one M
-/// in few steps, because more would take longer than the training. For a model with batch norms it
-/// measures only the size of micro-batches that a plan must keep.
-pub(crate) fn measure_for_plan(
-    config: &Config,
-    (task, model): (&dyn Task, &Sequence),
-    processes: &Processes,
-) -> Result<Profile, CliError> {
+/// What `--plan auto` measures.
+pub(crate) struct ForPlan {
+    /// Whether only M as configured is measured.
+    only_own: bool,
+    steps: u64,
+    /// Why it is less than the default.
+    why: &'static str,
+    /// Whether the training alone is the reason: a longer one needs more.
+    pub is_short: bool,
+}
+
+/// What `--plan auto` measures. A large model or a short training would take less time than all
+/// measurements: one M, in a step of each kind. With batch norms a plan must keep the size of
+/// micro-batches.
+pub(crate) fn for_plan(config: &Config, model: &Sequence) -> Result<ForPlan, CliError> {
     let inputs = task::inputs(config, config.samples_of_a_pipeline());
     let forward: u64 = model.costs(&inputs, task::kind(config))?.into_iter().sum();
-    let own = [config.pipeline.micro_batches];
-    let mut extent = Extent { micro_batches: &[], steps: STEPS, passes: 1 };
-    if 3.0 * forward as f64 > LARGE_FLOPS {
-        prose!(
-            "large model: measuring only M = {} in few steps; gpipe profile measures more",
-            own[0]
-        );
-        extent = Extent { micro_batches: &own, steps: 1, ..extent };
+    let one = |steps, why| ForPlan { only_own: true, steps, why, is_short: false };
+    Ok(if 3.0 * forward as f64 > LARGE_FLOPS {
+        one(1, "large model")
     } else if estimated(config, model)?.has_batch_norms() {
-        prose!("batch norms depend on the size of micro-batches: measuring only M = {}", own[0]);
-        extent.micro_batches = &own;
+        one(STEPS, "batch norms depend on the size of micro-batches")
     } else if config.train.steps <= SHORT_STEPS {
-        prose!(
-            "short training: measuring only M = {} in few steps; gpipe profile measures more",
-            own[0]
-        );
-        extent = Extent { micro_batches: &own, steps: 1, ..extent };
+        ForPlan { is_short: true, ..one(1, "short training") }
+    } else {
+        ForPlan { only_own: false, steps: STEPS, why: "", is_short: false }
+    })
+}
+
+/// Measures what `--plan auto` needs.
+pub(crate) fn measure_for_plan(
+    config: &Config,
+    of: (&dyn Task, &Sequence),
+    extent: &ForPlan,
+    processes: &Processes,
+) -> Result<Profile, CliError> {
+    let own = [config.pipeline.micro_batches];
+    if extent.only_own {
+        prose!("{}: measuring only M = {}; gpipe profile measures more", extent.why, own[0]);
     }
-    measure(config, (task, model), extent, processes)
+    let micro_batches: &[usize] = if extent.only_own { &own } else { &[] };
+    measure(config, of, Extent { micro_batches, steps: extent.steps, passes: 1 }, processes)
 }
 
 /// The costs of the configured micro-batches, from shapes.
@@ -291,6 +304,12 @@ pub(crate) fn default_path(arguments: &ConfigArguments) -> PathBuf {
 pub(crate) fn path_of_threads(arguments: &ConfigArguments, threads: usize) -> PathBuf {
     let threads = if threads > 1 { format!(".threads-{threads}") } else { String::new() };
     PathBuf::from("out").join(format!("{}{threads}.profile.json", arguments.name()))
+}
+
+/// Where a short training keeps its profile beside that at `path`, which longer ones plan with.
+pub(crate) fn path_of_short(path: &Path) -> PathBuf {
+    let name = path.file_name().unwrap_or_default().to_string_lossy();
+    path.with_file_name(format!("short.{name}"))
 }
 
 /// Writes a profile, whole or not at all.
