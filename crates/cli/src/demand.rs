@@ -144,11 +144,10 @@ fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps
         counted(steps, "step"),
         needs.largest
     );
-    let least = config.pipeline.memory.0.iter().min().copied();
-    if let Some(cap) = least.filter(|cap| *cap < needs.largest) {
+    if let Some(Exceeded { device, peak, cap }) = needs.exceeded {
         complain!(
-            "gpipe: warning: a stage may have {cap} (--memory), and needs more by this estimate: \
-            gpipe plan with the same --memory finds what fits, and --plan auto trains with it"
+            "gpipe: warning: device {device} needs {about} {peak} by this estimate, and \
+            pipeline.memory gives it {cap}; gpipe plan finds what fits, if anything does"
         );
     }
 }
@@ -191,12 +190,20 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
     )))
 }
 
+/// The first device whose need exceeds its cap.
+struct Exceeded {
+    device: usize,
+    peak: Bytes,
+    cap: Bytes,
+}
+
 /// What a process needs for a step, estimated from shapes.
 struct Needs {
     /// Memory of all stages of the process, within their caps.
     stages: Bytes,
     /// Memory that the largest stage needs, whatever its cap.
     largest: Bytes,
+    exceeded: Option<Exceeded>,
     /// Memory of batches made ahead.
     batches: Bytes,
     samples: usize,
@@ -222,9 +229,14 @@ fn needs(
     let predicted = predicted(config, model, (samples, micro_batches), rate)?;
     let (peaks, step) = (predicted.device_peaks(), predicted.step());
     let caps = &config.pipeline.memory.0;
+    let cap_of =
+        |device: usize| caps.get(device).or(caps.first().filter(|_| caps.len() == 1)).copied();
+    let mut of_devices = peaks.iter().copied().enumerate();
+    let exceeded = of_devices.find_map(|(device, peak)| {
+        cap_of(device).filter(|&cap| cap < peak).map(|cap| Exceeded { device, peak, cap })
+    });
     let capped = peaks.iter().enumerate().map(|(device, &peak)| {
-        let cap = caps.get(device).or(caps.first().filter(|_| caps.len() == 1));
-        cap.map_or(peak, |&cap| peak.min(cap)) // the allocator enforces the cap
+        cap_of(device).map_or(peak, |cap| peak.min(cap)) // the allocator enforces the cap
     });
     let mut capped: Vec<Bytes> = capped.collect();
     capped.sort_unstable_by(|a, b| b.cmp(a));
@@ -238,7 +250,7 @@ fn needs(
     // One batch is being prepared, one is in the step, and the queue holds the others.
     let each = batch.saturating_mul(config.train.prefetch as u64 + 2);
     let batches = Bytes(each.saturating_mul(replicas));
-    Ok(Some(Needs { stages, largest, batches, samples, step }))
+    Ok(Some(Needs { stages, largest, exceeded, batches, samples, step }))
 }
 
 /// The number of samples of a step. For sentences, it is the number of sentences of maximum length

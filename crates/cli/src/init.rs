@@ -25,8 +25,8 @@ use crate::{
 
 /// Maximum number of files and folders that are looked at, as for folders of images.
 const ENTRIES_MAX: usize = 1 << 24;
-/// The most images that are decoded.
-const DECODED_MAX: usize = 1000;
+/// The most images of a set that are decoded: some seconds for large photographs.
+const DECODED_MAX: usize = 200;
 /// Number of leading bytes by which a text is told from a binary file.
 const PROBE_BYTES: u64 = 8 << 10;
 /// Maximum depth of folders that are looked at.
@@ -243,20 +243,24 @@ fn images(data: &Path) -> Result<Found, CliError> {
     classification::check_classes(&train.display().to_string(), set.classes())?;
     let (classes, images) = (set.classes().len(), set.len());
     tell_unreadable(&set);
+    if let Some(validation) = &validation {
+        tell_unreadable(&ImageFolder::with_classes(validation, set.classes())?);
+    }
     Ok(Found::Images { train, validation, classes, images })
 }
 
-/// Decodes images, evenly spread over the set, and names those that training would stop at.
+/// Decodes images, evenly spread over the set, and warns of those that training would stop at.
 fn tell_unreadable(set: &ImageFolder) {
-    let decoded = set.len().min(DECODED_MAX);
-    let chosen = (0..decoded).map(|number| number * set.len() / decoded);
+    let tried = set.len().min(DECODED_MAX);
+    let chosen = (0..tried).map(|number| number * set.len() / tried);
     let failed: Vec<_> = chosen.filter_map(|index| set.image(index).err()).collect();
-    let Some(first) = failed.first() else { return };
-    complain!(
-        "gpipe: warning: {} of {} cannot be read; the first: {first}",
-        failed.len(),
-        counted(decoded, "image")
-    );
+    if let Some(first) = failed.first() {
+        complain!(
+            "gpipe: warning: of {} that were tried, {} cannot be read; the first: {first}",
+            counted(tried, "image"),
+            failed.len()
+        );
+    }
 }
 
 /// What the first line of a JSONL file holds.

@@ -71,7 +71,7 @@ fn plain(said: &str) -> String {
         Some("a string" | "path string") => "text",
         Some("a sequence") => match said.strip_prefix("invalid type: string ") {
             Some(rest) => {
-                let value = rest.split_once(", expected").map_or(rest, |(value, _)| value);
+                let value = rest.rsplit_once(", expected ").map_or(rest, |(value, _)| value);
                 return format!("give a list: [{value}]");
             }
             None => "a list",

@@ -9,6 +9,38 @@ use tch::{Kind, Tensor};
 
 use crate::CliError;
 
+/// Minimum and maximum width of the classes' names in a table.
+const NAMES: (usize, usize) = (12, 24);
+/// Width in which the columns of a table may have more than `least` characters of their names.
+const WIDTH: usize = 80;
+/// Width of the last column.
+const RIGHT: usize = 8;
+
+/// The heads of a table's columns and of its rows. Columns have the shortest beginnings, of `least`
+/// characters or more, that tell the classes apart. Without such, both have numbers.
+fn labels(classes: &[String], least: usize) -> (Vec<String>, Vec<String>) {
+    let column = longest(classes).clamp(NAMES.0, NAMES.1);
+    for length in least..=NAMES.1 {
+        if length > least && column + classes.len() * (length + 1) + RIGHT > WIDTH {
+            break;
+        }
+        let own: Vec<String> = classes.iter().map(|class| start(class, length)).collect();
+        if own.iter().collect::<BTreeSet<_>>().len() == own.len() {
+            return (own, classes.to_vec());
+        }
+    }
+    let numbered = classes.iter().enumerate();
+    numbered.map(|(at, class)| ((at + 1).to_string(), format!("{} {class}", at + 1))).unzip()
+}
+
+fn longest(all: &[String]) -> usize {
+    all.iter().map(|one| one.chars().count()).max().unwrap_or(0)
+}
+
+fn start(name: &str, length: usize) -> String {
+    name.chars().take(length).collect()
+}
+
 /// Counts of (true class, most likely class), and other metrics of logits.
 pub(crate) struct Confusion {
     classes: usize,
@@ -88,28 +120,9 @@ impl Confusion {
 
     /// All counts for a terminal: one row per true class, `.` for 0.
     pub(crate) fn table(&self, classes: &[String]) -> String {
-        /// Minimum and maximum width of the classes' names.
-        const NAMES: (usize, usize) = (12, 24);
-        /// Maximum width of a table whose columns have names.
-        const WIDTH: usize = 80;
         let most = self.counts.values().max().copied().unwrap_or(0);
         let least = most.to_string().len().max(2);
-        let start = |class: &String, length| class.chars().take(length).collect::<String>();
-        // The shortest beginnings of the names that tell the classes apart. Else numbers do.
-        let mut heads: Vec<String> = (1..=classes.len()).map(|number| number.to_string()).collect();
-        let mut names: Vec<String> =
-            heads.iter().zip(classes).map(|(number, class)| format!("{number} {class}")).collect();
-        for length in least..=NAMES.1 {
-            if NAMES.0 + classes.len() * (length + 1) > WIDTH && length > least {
-                break;
-            }
-            let own: Vec<String> = classes.iter().map(|class| start(class, length)).collect();
-            if own.iter().collect::<BTreeSet<_>>().len() == own.len() {
-                (heads, names) = (own, classes.to_vec());
-                break;
-            }
-        }
-        let longest = |all: &[String]| all.iter().map(|one| one.chars().count()).max().unwrap_or(0);
+        let (heads, names) = labels(classes, least);
         let width = longest(&heads).max(least) + 1;
         let column = longest(&names).clamp(NAMES.0, NAMES.1);
         let name = |class: usize| start(&names[class], column);

@@ -292,12 +292,14 @@ fn folder(data: &ImageFolderConfig, seed: u64) -> Result<Sides, CliError> {
     Ok(Sides { train: Arc::new(train), validation: Arc::new(validation), what, read })
 }
 
-/// The number of classes of a folder of images that is there.
-pub(super) fn classes_of_folder(config: &Config) -> Result<Option<usize>, CliError> {
+/// The number of classes, if it is known of the data or their folder is there.
+pub(super) fn classes_of_data(config: &Config) -> Result<Option<usize>, CliError> {
     match &config.data {
         Data::ImageFolder(data) if data.folder.is_dir() => {
             Ok(Some(ImageFolder::open(&data.folder)?.classes().len()))
         }
+        Data::Cifar10(_) => Ok(Some(10)),
+        Data::Cifar100(_) => Ok(Some(100)),
         _ => Ok(None),
     }
 }

@@ -325,16 +325,14 @@ pub(crate) fn expected_size(config: &Config) -> Result<usize, CliError> {
     Ok(named_size(config)?.unwrap_or(ANY))
 }
 
-/// The number of tokens or classes of a plan. Classes are counted in the folder of the data, if it
-/// is there.
+/// The number of tokens or classes of a plan. Classes may be those of the data.
 pub(crate) fn planned_size(config: &Config) -> Result<usize, CliError> {
-    match named_size(config)? {
-        None => match classification::classes_of_folder(config)? {
-            Some(classes) => Ok(classes),
-            None => configured_size(config),
-        },
-        Some(size) => Ok(size),
+    if named_size(config)?.is_none()
+        && let Some(classes) = classification::classes_of_data(config)?
+    {
+        return Ok(classes);
     }
+    configured_size(config)
 }
 
 /// The configured number of tokens or classes, for use without data.

@@ -283,18 +283,19 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
             .any(|change| matches!(change.effect, Effect::Evaluations | Effect::Presentation));
         return Ok(manifest.best.filter(|_| !is_other));
     }
-    // The matrices of adapters have another shape, so weights alone do not fit.
-    let refuses_rank = all
+    let remedy = "start another run (--init takes its weights), or set the key back";
+    // The matrices of adapters of another rank have another shape.
+    let has_adapters = all
         .iter()
-        .any(|change| change.key == "lora.rank" && matches!(change.effect, Effect::Refused(_)));
-    let remedy = match refuses_rank {
+        .any(|change| change.key == "lora.rank" && change.old != "0" && change.new != "0");
+    let merged = match has_adapters {
         true => {
-            "merge the adapters with gpipe export RUN --to FOLDER, and train new ones with gpipe \
-            train --from FOLDER --lora N, or set the key back"
+            "; for adapters of another rank, gpipe export RUN --to FOLDER merges these, and gpipe \
+            train --from FOLDER --lora N trains new ones"
         }
-        false => "start another run (--init takes its weights), or set the key back",
+        false => "",
     };
-    Err(CliError::Usage(format!("{}: {remedy}", refused.join("; "))))
+    Err(CliError::Usage(format!("{}: {remedy}{merged}", refused.join("; "))))
 }
 
 fn tell_skipped(skipped: &[folder::Skipped]) {

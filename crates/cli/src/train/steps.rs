@@ -2,7 +2,6 @@
 
 use std::{
     collections::BTreeSet,
-    error::Error,
     path::Path,
     time::{Duration, Instant},
 };
@@ -162,16 +161,16 @@ impl Run<'_> {
         match self.saving.leave(pipeline, position, &mut self.metrics, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
-                // A file that was replaced or removed changes the data, which a run must keep.
-                let without = if is_unreadable(&error) {
-                    " --set images.on_unreadable=skip, which leaves out what cannot be read. Once \
-                    a file is replaced or removed, the data differ: start another run"
-                } else {
-                    ""
+                let (why, skips) = match is_of_training_image(&error) {
+                    true => (
+                        " (without the image: another file, or none, would be other data)",
+                        " --set images.on_unreadable=skip",
+                    ),
+                    false => ("", ""),
                 };
                 complain!(
-                    "gpipe: the state after step {} is saved; to continue: gpipe train \
-                    --resume {out}{without}",
+                    "gpipe: the state after step {} is saved; to continue{why}: gpipe train \
+                    --resume {out}{skips}",
                     position.batches
                 );
             }
@@ -318,14 +317,8 @@ fn totals_of(position: &TrainPosition) -> Totals {
     Totals { tokens: position.tokens, samples: position.samples }
 }
 
-/// Whether an image could not be read, perhaps in the thread that makes batches.
-fn is_unreadable(error: &(dyn Error + 'static)) -> bool {
-    if let Some(CliError::Data(error)) = error.downcast_ref() {
-        return is_unreadable(error);
-    }
-    match error.downcast_ref() {
-        Some(gpipe_data::Error::Image { .. }) => true,
-        Some(gpipe_data::Error::Loader { source, .. }) => is_unreadable(source.as_ref()),
-        _ => false,
-    }
+/// Whether the loader could not read an image, which is of the data that a run must keep.
+fn is_of_training_image(error: &CliError) -> bool {
+    let CliError::Data(gpipe_data::Error::Loader { source, .. }) = error else { return false };
+    matches!(source.downcast_ref(), Some(gpipe_data::Error::Image { .. }))
 }
