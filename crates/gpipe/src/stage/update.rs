@@ -298,8 +298,14 @@ impl Parameters {
         };
         let kept: Vec<&Tensor> = state.iter().copied().flatten().collect();
         let before = (specs(&parameters), specs(&kept));
+        let names: Vec<&str> = slots.iter().map(|&slot| &*config.names[layer][slot]).collect();
+        let whose = |reason: &str| {
+            let (first, others) = (names.first().copied().unwrap_or_default(), names.len() - 1);
+            let others = if others > 0 { format!(" and {others} more") } else { String::new() };
+            format!("optimizer {}, for {first}{others}: {reason}", optimizer.name())
+        };
         let updated = optimizer.apply(&Update {
-            names: &slots.iter().map(|&slot| &*config.names[layer][slot]).collect::<Vec<_>>(),
+            names: &names,
             parameters: &parameters,
             grads: &grads.iter().collect::<Vec<_>>(),
             state: &state,
@@ -309,24 +315,14 @@ impl Parameters {
             step: numbers.step,
             seed: config.seed,
         });
-        let parameters_of = || {
-            let names: Vec<&str> = slots.iter().map(|&slot| &*config.names[layer][slot]).collect();
-            names.join(", ")
-        };
         updated.map_err(|error| match error {
-            LayerError::Value(reason) => LayerError::Value(format!(
-                "optimizer {}, for {}: {reason}",
-                optimizer.name(),
-                parameters_of()
-            )),
+            LayerError::Value(reason) => LayerError::Value(whose(&reason)),
+            torch @ LayerError::Torch(_) => LayerError::Value(whose(&torch.to_string())),
             other => other,
         })?;
         if before != (specs(&parameters), specs(&kept)) {
-            return Err(LayerError::Shape(format!(
-                "optimizer {}, for {}: it changed the shape or dtype of a parameter or of its \
-                state: change only values",
-                optimizer.name(),
-                parameters_of()
+            return Err(LayerError::Shape(whose(
+                "it changed the shape or dtype of a parameter or of its state: change only values",
             )));
         }
         Ok(())

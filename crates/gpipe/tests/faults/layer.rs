@@ -209,7 +209,11 @@ fn fault_layer_an_update_that_fails_half_way_says_what_to_do() {
             let builder = Way::plain(stages).builder(&Trap::new(Deed::Error));
             let mut pipeline = builder.optimizer(BadOptimizer { panics }).build().unwrap();
             let (x, y) = data();
-            let says = ["the update was ", "restore a checkpoint", "injected"];
+            let whose = match panics {
+                true => "the optimizer's code panicked",
+                false => "optimizer bad, for ",
+            };
+            let says = ["the update was ", "restore a checkpoint", "injected", whose];
             assert_says(&refused(pipeline.train_step(&x, &y)), &says);
             for text in [refused(pipeline.train_step(&x, &y)), refused(pipeline.predict(&x))] {
                 assert_says(&text, &["cannot go on", "restore a checkpoint", "injected"]);
