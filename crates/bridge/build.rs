@@ -65,7 +65,8 @@ fn main() {
         .define("NDEBUG", None)
         .flag_if_supported("-Wno-unused-parameter")
         .flag_if_supported("-Wno-sign-compare")
-        // A file that is included is taken for a header.
+        // GCC takes an included file for a header, and warns of classes there that use an anonymous
+        // namespace.
         .flag_if_supported("-Wno-subobject-linkage")
         // at::parallel_for is a plain loop without it. The runtime is the one that libtorch has.
         .flag("-fopenmp")

@@ -110,16 +110,16 @@ struct Filler : SavedVariableHooks {
 
 using torch::autograd::Node;
 
-// Whether a node keeps nothing for its backward but what autograd has saved of it: libtorch's own
-// operations, and ours. A function of Python's, of another library or of the user's may keep
-// tensors of its own, and so may a hook.
+// Whether all that a node's backward reads is saved by autograd, and complete when it is saved: of
+// libtorch's own operations, and of ours. A function of Python's, of another library or of the
+// user's may keep tensors of its own, and so may a hook.
 bool saves_only(Node &node) {
   const auto has = [type = typeid(node).name()](const char *part) {
     return std::strstr(type, part) != nullptr;
   };
   if (has("AccumulateGrad"))
     return true;
-  // It saves the noise before it draws it, so a recomputation that ends there has none.
+  // RReLU's noise is saved before it is drawn: a recomputation that ends at this save has none.
   if (has("RreluWithNoise"))
     return false;
   const bool is_libtorchs = has("8autograd9generated") || has("CopyBackwards");
