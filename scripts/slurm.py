@@ -65,7 +65,7 @@ def free_port():
 
 def script():
     """The commands that the page has for Slurm."""
-    found = re.search(r"^```sh\n# Slurm.*?\n(.*?)^```$", PAGE.read_text(encoding="utf-8"),
+    found = re.search(r"^```sh\n(#!/bin/bash\n# Slurm.*?)^```$", PAGE.read_text(encoding="utf-8"),
                       re.MULTILINE | re.DOTALL)
     if found is None:
         sys.exit(f"slurm: {PAGE.name} has no script for Slurm")
@@ -137,7 +137,7 @@ class Slurm:
 def job(slurm, folder):
     """Runs the page's script in two tasks."""
     text = script().replace("configs/gpt.toml", "tiny.toml").replace("/shared/run", "two")
-    (folder / "job.sh").write_text(f"#!/bin/bash\n{text}")
+    (folder / "job.sh").write_text(text)
     done = subprocess.run(["sbatch", "--wait", "--ntasks=2", "--output=job.txt", "job.sh"],
                           cwd=folder, timeout=JOB_S, capture_output=True, text=True,
                           env={**slurm.environment,
