@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any, NoReturn
 
 import torch
-import torch.utils._pytree as pytree
 from torch import nn
 
 from .errors import SettingError
@@ -58,16 +57,6 @@ def dtype_of(model: nn.Module, wanted: torch.dtype | None) -> torch.dtype:
     if wanted not in DTYPES:
         _wrong("dtype", wanted, "use torch.float32, float64, bfloat16 or float16")
     return wanted
-
-
-def inputs_of(example: Any, dtype: torch.dtype) -> None:
-    """Refuses float32 inputs of a pipeline in float64, which the layers would not take. To fewer
-    bits, inputs are converted."""
-    tensors = [own for own in pytree.tree_leaves(example) if isinstance(own, torch.Tensor)]
-    floats = {own.dtype for own in tensors if own.is_floating_point()}
-    if dtype == torch.float64 and floats and dtype not in floats:
-        raise SettingError(f"dtype=torch.float64 and inputs of {floats.pop()}: convert the inputs "
-                           f"with .double()")
 
 
 def no_autocast() -> None:

@@ -101,7 +101,8 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 
 def _fingerprint(tensor: torch.Tensor | None) -> tuple[str, str] | None:
-    """Sum and norm, which change with a tensor's values, and need no memory of its size."""
+    """Sum and norm, without memory of the tensor's size, as text in which NaN equals NaN. What they
+    miss: permutations, and changes below their precision."""
     if tensor is None or not tensor.is_floating_point():
         return None
     tensor = tensor.detach()
@@ -240,7 +241,7 @@ class Layer:
             self.is_plain = self.is_unchecked = False
             outputs = self(self.held, inputs)
             self.check_values(buffers)
-            self.check_parameters(parameters)
+            self.note_changes(parameters)
             if torch.is_grad_enabled() and not self.pops:
                 self.check_leaves(outputs, inputs)
             return outputs
@@ -344,14 +345,12 @@ class Layer:
                 own.value.data.copy_(value)
                 raise SettingError(_changed(self.name, own.name))
 
-    def check_parameters(self, before: list) -> None:
-        """Refuses a forward that has changed a parameter through `.data`, which raises no
-        version."""
-        for place, tensor, own in zip(self.places, self.held, before):
-            if place is not None and _fingerprint(tensor) != own:
-                raise SettingError(
-                    f"layer '{self.name}': its forward changes its parameter '{place[1]}' in "
-                    f"place: make a new tensor; the change cannot be undone, restore the module")
+    def note_changes(self, before: list) -> None:
+        """Raises the version of parameters that have changed through `.data`, which raises none.
+        The engine refuses a forward that has changed a parameter."""
+        for tensor, own in zip(self.held, before):
+            if tensor is not None and _fingerprint(tensor) != own:
+                torch.autograd.graph.increment_version(tensor)
 
     # Called by the engine once for each shape.
 

@@ -155,7 +155,6 @@ class Pipeline:
         placed = checks.devices_of(stages, devices)
         shared = list(shared_inputs)
         dtype = checks.dtype_of(model, dtype)
-        checks.inputs_of(example, dtype)
         network = Network(model, example, dtype, can_share=set(placed) == {"cpu"})
         if _plain_outputs:
             network.check_plain()
@@ -350,6 +349,14 @@ class Pipeline:
         self._sync_counters()
         self._network.tensors.remember()
         return found
+
+    @_one_at_a_time
+    def accept_torn_update(self) -> bool:
+        """Uses the parameters as they are after an update that only some stages made, or after a
+        forward that changed a parameter. Returns whether there was such a failure. With several
+        processes, restore a checkpoint instead."""
+        self._needs()
+        return self._engine.accept_torn_update()
 
     @_one_at_a_time
     def averages(self) -> dict[str, torch.Tensor]:

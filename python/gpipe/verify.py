@@ -92,9 +92,9 @@ def verify(
                     first, reference = name, found
                 else:
                     _compare(reference, found, first, name)
-    if len(runs) == 1 and any(number > 1 for number in stages):
-        warnings.warn(f"nothing was compared: stages={list(stages)} and a model of {most} layers, "
-                      f"of which each stage needs one", stacklevel=2)
+    if not runs or len(runs) == 1 and any(number > 1 for number in stages):
+        warnings.warn(f"nothing was compared: a model of {most} layers has too few for "
+                      f"stages={list(stages)} with schedules={list(schedules)}", stacklevel=2)
     return Verified(runs, steps, len(reference),
                     _compare_with_module(model, example, micro_batches, seed, dtype))
 

@@ -146,18 +146,21 @@ impl Driver {
                 self.interrupt.set();
                 let _ = result.recv();
                 self.interrupt.clear();
-                return Err(Self::last_of(signal));
+                return Err(Self::without_repeat(signal));
             }
         };
         py.allow_threads(wait)
     }
 
-    /// The exception of the signals that have come: `first`, or that of another kind. A second
-    /// Ctrl-C while a step ends would break into what handles the first.
-    fn last_of(first: PyErr) -> PyErr {
-        Python::with_gil(|py| match py.check_signals() {
-            Err(second) if !second.is_instance_of::<PyKeyboardInterrupt>(py) => second,
-            _ => first,
+    /// `first`, or the exception of another signal that came while the step ended. A second Ctrl-C
+    /// is the same request: it would break into what handles the first.
+    fn without_repeat(first: PyErr) -> PyErr {
+        Python::with_gil(|py| {
+            let interrupts = |error: &PyErr| error.is_instance_of::<PyKeyboardInterrupt>(py);
+            match py.check_signals() {
+                Err(second) if !(interrupts(&first) && interrupts(&second)) => second,
+                _ => first,
+            }
         })
     }
 

@@ -321,6 +321,12 @@ impl Engine {
         })
     }
 
+    /// Uses parameters of a failed update, or that a forward has changed. Returns whether there
+    /// were such.
+    fn accept_torn_update(&self, py: Python<'_>) -> PyResult<bool> {
+        self.with(py, |owned| owned.pipeline.accept_torn_update())
+    }
+
     /// Measures the layers' costs. Returns a profile as JSON.
     fn profile(
         &self,

@@ -98,10 +98,8 @@ pub(crate) fn exception(py: Python<'_>, error: &Error, failure: &Failure) -> PyE
     let add = |note: &str| drop(own.value(py).call_method1("add_note", (note,)));
     add(&note);
     if told.contains("leaf Variable that requires grad is being used in an in-place") {
-        add(
-            "gpipe: the layer's forward changes its input or a parameter in place: use the form \
-             that makes a new tensor",
-        );
+        add("gpipe: the layer's forward changes its input or a parameter in place: use the form \
+             that makes a new tensor");
     }
     own
 }

@@ -152,3 +152,10 @@ def test_a_module_whose_graph_keeps_more_is_computed_again_as_a_whole(layer):
     _, _, once = counted(layer, "never", **settings)
     _, _, ended = counted(layer, "always", **settings)
     assert [ended[name] - once[name] for name in "ab"] == [6, 6]
+
+
+def test_regression_noise_that_is_drawn_after_it_is_saved_is_computed_again():
+    """A recomputation ended where RReLU had saved its noise and not drawn it. Gradients were of
+    whatever was in that memory."""
+    own = nn.Sequential(nn.Linear(6, 6), nn.RReLU(), nn.Linear(6, 3))
+    gpipe.verify(own, batch()[0], [1, 2], remats=["never", "always"])
