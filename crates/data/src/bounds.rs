@@ -1,5 +1,11 @@
 //! Limits that error messages name. Everything that is read or built has a limit.
 
+/// Maximum number of bytes of a corpus of text, before it is cut: 64 GiB. It is held in memory.
+pub const TEXT_BYTES_MAX: u64 = 64 << 30;
+
+/// Maximum number of files and folders in one folder of text.
+pub const TEXT_ENTRIES_MAX: usize = 1 << 24;
+
 /// Maximum depth of a loader's queue.
 pub const LOADER_DEPTH_MAX: usize = 64;
 

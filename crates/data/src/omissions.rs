@@ -38,6 +38,11 @@ impl Omissions {
         self.0.is_empty()
     }
 
+    /// The same after a space and in brackets, or nothing.
+    pub(crate) fn in_brackets(&self) -> String {
+        if self.is_empty() { String::new() } else { format!(" (left out: {self})") }
+    }
+
     /// Number of things that were left out, for all reasons.
     pub fn count(&self) -> usize {
         self.0.values().map(|tally| tally.count).sum()

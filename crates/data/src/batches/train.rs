@@ -76,11 +76,6 @@ impl<T: Deref<Target = TokenSet>> TrainBatches<T> {
         self.order.samples_seen(step)
     }
 
-    /// Number of targets in all steps before `step`. Saturates at `u64::MAX`.
-    pub fn tokens_seen(&self, step: u64) -> u64 {
-        self.samples_seen(step).saturating_mul(self.sequence as u64)
-    }
-
     /// The epoch of the first sample of `step`, counted from 0.
     pub fn epoch_of(&self, step: u64) -> u64 {
         self.order.epoch_of(step)

@@ -6,7 +6,8 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 use super::{Corpus, Document, JsonFiles, Limits, TextReport, Texts, read, split};
-use crate::{Error, Result};
+use crate::{Error, Result, bounds::TEXT_BYTES_MAX};
+use gpipe_core::Bytes;
 
 /// One part in this many becomes validation text.
 const VALIDATION_ONE_IN: usize = 10;
@@ -104,6 +105,8 @@ struct Reading {
     /// would then measure memorization.
     seen: BTreeSet<PathBuf>,
     documents: Vec<Document>,
+    /// Of all documents.
+    bytes: u64,
     report: TextReport,
 }
 
@@ -135,6 +138,11 @@ impl Reading {
             self.report.left_out.add(EMPTY, name);
             return Ok(());
         }
+        self.bytes = self.bytes.saturating_add(text.len() as u64);
+        if self.bytes > TEXT_BYTES_MAX {
+            let most = format!("{} of text", Bytes(TEXT_BYTES_MAX));
+            return Err(Error::TooMuchText(path.to_path_buf(), most));
+        }
         self.documents.push(Document { name, text });
         Ok(())
     }
@@ -152,5 +160,24 @@ fn document_name(named: &Path, relative: Option<&str>) -> String {
         (Some(base), Some(relative)) => format!("{base}/{relative}"),
         (Some(base), None) => base.into_owned(),
         (None, relative) => relative.unwrap_or_default().to_owned(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_a_corpus_that_is_too_large_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("a.txt");
+        fs::write(&path, "four").unwrap();
+        let read = |before| {
+            let mut reading = Reading { bytes: before, ..Reading::default() };
+            reading.file(&path, "a.txt".into(), FoundAs::Named)
+        };
+        read(TEXT_BYTES_MAX - 4).unwrap();
+        let error = read(TEXT_BYTES_MAX - 3).unwrap_err().to_string();
+        assert!(error.contains("a.txt` goes beyond 64.0 GiB of text"), "{error}");
     }
 }

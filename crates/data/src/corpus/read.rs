@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use gpipe_files::ReadError;
 
-use crate::{Error, Omissions, Result};
+use crate::{Error, Omissions, Result, bounds::TEXT_ENTRIES_MAX};
 
 const HIDDEN: (&str, &str) = ("hidden entry", "hidden entries");
 const LINK: (&str, &str) = ("symbolic link", "symbolic links");
@@ -27,11 +27,20 @@ pub(super) struct Entry {
 /// Every regular file under `folder`, sorted by relative path. Hidden entries and symbolic links
 /// are left out and counted in `left_out`, so the walk always ends.
 pub(super) fn walk(folder: &Path, left_out: &mut Omissions) -> Result<Vec<Entry>> {
-    let mut found = Vec::new();
-    let mut folders = vec![(folder.to_path_buf(), String::new())];
+    walk_at_most(folder, left_out, TEXT_ENTRIES_MAX)
+}
+
+fn walk_at_most(top: &Path, left_out: &mut Omissions, most: usize) -> Result<Vec<Entry>> {
+    let (mut found, mut seen) = (Vec::new(), 0);
+    let mut folders = vec![(top.to_path_buf(), String::new())];
     while let Some((folder, prefix)) = folders.pop() {
         for entry in fs::read_dir(&folder).map_err(Error::io("list", &folder))? {
             let entry = entry.map_err(Error::io("list", &folder))?;
+            seen += 1;
+            if seen > most {
+                let most = format!("{most} files and folders");
+                return Err(Error::TooMuchText(top.to_path_buf(), most));
+            }
             let name = entry.file_name().to_string_lossy().into_owned();
             let path = entry.path();
             let relative = format!("{prefix}{name}");
@@ -89,4 +98,21 @@ pub(super) fn text(path: &Path, bytes: Vec<u8>) -> Result<String> {
         path: path.to_path_buf(),
         offset: error.utf8_error().valid_up_to(),
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn fault_a_folder_with_too_many_entries_is_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        for name in ["a", "b", "c"] {
+            fs::write(folder.path().join(name), name).unwrap();
+        }
+        let walk = |most| walk_at_most(folder.path(), &mut Omissions::default(), most);
+        assert_eq!(walk(3).unwrap().len(), 3);
+        let error = walk(2).unwrap_err().to_string();
+        assert!(error.contains("beyond 2 files and folders") && error.contains("name a part"));
+    }
 }

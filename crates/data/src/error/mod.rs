@@ -101,6 +101,10 @@ pub enum Error {
         most: u64,
     },
 
+    /// A corpus of text, read up to this path, is larger than this limit, which protects memory.
+    #[error("`{}` goes beyond {}, the most text of a corpus; name a part of it", .0.display(), .1)]
+    TooMuchText(PathBuf, String),
+
     /// A file of JSON records would be read as plain text.
     #[error(
         "`{}` is JSON, and would be read as plain text, with braces and field names; train on \
@@ -117,7 +121,7 @@ pub enum Error {
     #[error(
         "there is no text in {}{}; name files or folders with UTF-8 text",
         list(.paths),
-        without(.left_out)
+        left_out.in_brackets()
     )]
     Empty {
         /// The paths named.
@@ -324,7 +328,7 @@ pub enum Error {
     #[error(
         "waited {waited:?} for the batch of step {}, which is not made yet; see what holds up \
         the thread `gpipe-loader` (a slow disk?), or raise the timeout (pipeline.timeout_s, or \
-        LoaderSettings::deadline)",
+        LoaderSettings::timeout)",
         step + 1
     )]
     LoaderLate {
@@ -489,10 +493,6 @@ impl Error {
     pub(crate) fn tokenizer(action: &'static str) -> impl FnOnce(BoxError) -> Error {
         move |source| Error::Tokenizer { action, source }
     }
-}
-
-fn without(left_out: &Omissions) -> String {
-    if left_out.is_empty() { String::new() } else { format!(" (left out: {left_out})") }
 }
 
 fn list(paths: &[PathBuf]) -> String {

@@ -28,15 +28,6 @@ impl LanguageEntropy {
     }
 }
 
-impl Unigram {
-    /// The perplexity of the mean loss over the languages that have targets, with equal weights. It
-    /// is the geometric mean of their perplexities.
-    pub fn average_perplexity(&self) -> f64 {
-        let nats: Vec<f64> = self.languages.iter().filter_map(|language| language.nats).collect();
-        (nats.iter().sum::<f64>() / nats.len() as f64).exp()
-    }
-}
-
 /// Fits a unigram model to all training targets and measures it on validation targets.
 ///
 /// One model serves all languages, because all targets are English. Ends of sentences count as
