@@ -152,9 +152,8 @@ impl Processes {
             }
             _ => Store::At { host: host.into(), port },
         };
-        let (name, address, deadline, facts) =
-            ("example".into(), host.into(), DEADLINE, Vec::new());
-        let meeting = Meeting { rank, size, store, name, address, deadline, facts };
+        let (name, address, timeout, facts) = ("example".into(), host.into(), DEADLINE, Vec::new());
+        let meeting = Meeting { rank, size, store, name, address, timeout, facts };
         Ok(Self { rank, cluster: Some(Cluster::join(meeting)?), others })
     }
 

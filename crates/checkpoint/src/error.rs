@@ -57,9 +57,10 @@ pub enum CheckpointError {
         /// Why it cannot be written.
         reason: String,
     },
-    /// The writer missed its deadline. It continues, and no other checkpoint starts before it ends.
+    /// The writer took longer than the timeout. It continues, and no other checkpoint starts before
+    /// it ends.
     #[error("checkpoint {} was not written within {waited:?}: use a faster disk, or raise \
-        checkpoint.timeout_s", path.display())]
+        checkpoint.timeout_s (in a program, Settings::timeout)", path.display())]
     Late {
         /// The checkpoint.
         path: PathBuf,

@@ -42,7 +42,7 @@ use crate::{
 };
 
 /// How long the writers of several ranks wait for each other, as a multiple of
-/// [`Settings::deadline`]. It is long because training continues meanwhile, and a slow disk has not
+/// [`Settings::timeout`]. It is long because training continues meanwhile, and a slow disk has not
 /// failed.
 const PATIENCE: u32 = 10;
 
@@ -170,7 +170,7 @@ impl Checkpoints {
             info.progress.batches = pipeline.steps();
         }
         let late = self.writing.as_ref().is_some_and(|writing| writing.late);
-        let before = self.wait_for(if late { Duration::ZERO } else { self.settings.deadline });
+        let before = self.wait_for(if late { Duration::ZERO } else { self.settings.timeout });
         let start = Instant::now();
         let (before, state) = match self.writing.is_some() {
             true => {
@@ -182,7 +182,7 @@ impl Checkpoints {
         };
         // Either all ranks start to write or none does.
         let state = self.together.all(Lane::Training, state)?;
-        let (outlines, plan) = (pipeline.outline(), pipeline.plan());
+        let (outlines, plan) = (pipeline.outline(), pipeline.run_settings());
         let (home, settings) = (self.home.clone(), self.settings.clone());
         let together = self.together.clone();
         let target = home.path().join(folder::name(info.progress.batches));
@@ -209,9 +209,9 @@ impl Checkpoints {
     /// Waits for the checkpoint being written, if any.
     ///
     /// # Errors
-    /// As [`Checkpoints::poll`], or [`CheckpointError::Late`] after the deadline.
+    /// As [`Checkpoints::poll`], or [`CheckpointError::Late`] after the timeout.
     pub fn wait(&mut self) -> Result<Option<Saved>> {
-        self.wait_for(self.settings.deadline)
+        self.wait_for(self.settings.timeout)
     }
 
     fn wait_for(&mut self, patience: Duration) -> Result<Option<Saved>> {
@@ -231,7 +231,7 @@ impl Checkpoints {
     fn late(&self) -> CheckpointError {
         let writing = self.writing.as_ref().map(|writing| writing.folder.as_path());
         let path = writing.unwrap_or(self.folder()).to_owned();
-        CheckpointError::Late { path, waited: self.settings.deadline }
+        CheckpointError::Late { path, waited: self.settings.timeout }
     }
 
     /// Takes the outcome that `receive` gets. The error of `receive` says whether an outcome may
@@ -306,7 +306,7 @@ impl Job {
 
     /// The lane in which the writers of all ranks wait for each other.
     fn lane(&self) -> Lane {
-        Lane::Writing(self.settings.deadline.saturating_mul(PATIENCE))
+        Lane::Writing(self.settings.timeout.saturating_mul(PATIENCE))
     }
 
     fn write(self, files: &Files, aside: &Path) -> Result<Saved> {

@@ -14,15 +14,15 @@ pub struct Settings {
     /// far.
     pub keep_best: bool,
     /// Maximum wait for a checkpoint that is still being written.
-    pub deadline: Duration,
+    pub timeout: Duration,
     /// Access to the file system.
     pub files: Files,
 }
 
 impl Default for Settings {
-    /// Keeps the newest two, with a deadline of ten minutes.
+    /// Keeps the newest two, with a timeout of ten minutes.
     fn default() -> Self {
-        let deadline = Duration::from_secs(600);
-        Self { keep: 2, keep_best: false, deadline, files: Files::default() }
+        let timeout = Duration::from_secs(600);
+        Self { keep: 2, keep_best: false, timeout, files: Files::default() }
     }
 }

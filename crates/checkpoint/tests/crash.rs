@@ -412,8 +412,8 @@ fn stuck() -> (Files, mpsc::Sender<()>) {
 fn fault_a_writer_that_takes_too_long_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let (files, go) = stuck();
-    let deadline = Duration::from_millis(10);
-    let settings = Settings { files, deadline, ..Settings::default() };
+    let timeout = Duration::from_millis(10);
+    let settings = Settings { files, timeout, ..Settings::default() };
     let mut checkpoints = Checkpoints::open(folder.path(), settings).unwrap();
     let mut pipeline = trained(tiny(), 2, 1);
     checkpoints.save(&mut pipeline, info(1)).unwrap();
@@ -447,8 +447,8 @@ fn ended(checkpoints: &mut Checkpoints) -> Result<u64, CheckpointError> {
 fn regression_no_second_writer_is_begun_while_one_is_late() {
     let folder = tempfile::tempdir().unwrap();
     let (files, go) = stuck();
-    let deadline = Duration::from_millis(10);
-    let settings = Settings { files, deadline, ..Settings::default() };
+    let timeout = Duration::from_millis(10);
+    let settings = Settings { files, timeout, ..Settings::default() };
     let mut checkpoints = Checkpoints::open(folder.path(), settings).unwrap();
     let mut pipeline = trained(tiny(), 2, 1);
     checkpoints.save(&mut pipeline, info(1)).unwrap();

@@ -537,7 +537,8 @@ fn fault_what_the_environment_lacks_is_named() {
         run.printed
     );
     // Nobody else comes.
-    command.env("MASTER_PORT", "0").args(["--set", "pipeline.timeout_s=1"]);
+    let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    command.env("MASTER_PORT", port.to_string()).args(["--set", "pipeline.timeout_s=1"]);
     let mut run = Process::start(&mut command);
     assert_eq!(run.ends_within(Duration::from_secs(30)).unwrap().code(), Some(1));
     assert!(run.printed.contains("rank 1 of 2 did not come"), "{}", run.printed);

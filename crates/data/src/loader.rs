@@ -32,13 +32,13 @@ pub struct LoaderSettings {
     /// Maximum number of batches in the queue, 1 to [`LOADER_DEPTH_MAX`]. One more is being made.
     pub depth: usize,
     /// Timeout for one batch, and for the thread to end when the loader is dropped.
-    pub deadline: Duration,
+    pub timeout: Duration,
 }
 
 impl Default for LoaderSettings {
     /// A depth of 2 batches and a timeout of 5 minutes.
     fn default() -> Self {
-        Self { depth: 2, deadline: Duration::from_secs(300) }
+        Self { depth: 2, timeout: Duration::from_secs(300) }
     }
 }
 
@@ -130,12 +130,12 @@ impl<T: Send + 'static> Loader<T> {
             Err(TryRecvError::Empty) => {}
         }
         let start = Instant::now();
-        match queue.recv_timeout(self.settings.deadline) {
+        match queue.recv_timeout(self.settings.timeout) {
             Ok(batch) => Ok((batch?, start.elapsed())),
             Err(RecvTimeoutError::Disconnected) => Err(gone()),
             Err(RecvTimeoutError::Timeout) => {
                 self.thread = None; // The thread is abandoned: waiting once more would not help.
-                Err(Error::LoaderLate { step, waited: self.settings.deadline })
+                Err(Error::LoaderLate { step, waited: self.settings.timeout })
             }
         }
     }
@@ -187,7 +187,7 @@ impl<T> Drop for Loader<T> {
     fn drop(&mut self) {
         self.queue = None; // The thread's next send fails without a receiver, and it returns.
         if let Some(Thread { handle, ended }) = self.thread.take()
-            && ended.recv_timeout(self.settings.deadline) == Err(RecvTimeoutError::Disconnected)
+            && ended.recv_timeout(self.settings.timeout) == Err(RecvTimeoutError::Disconnected)
         {
             let _ = handle.join(); // Its panics were caught and sent.
         }

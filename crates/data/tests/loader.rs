@@ -21,8 +21,8 @@ fn depth(depth: usize) -> LoaderSettings {
     LoaderSettings { depth, ..LoaderSettings::default() }
 }
 
-fn tiny_deadline() -> LoaderSettings {
-    LoaderSettings { depth: 2, deadline: Duration::from_millis(1) }
+fn tiny_timeout() -> LoaderSettings {
+    LoaderSettings { depth: 2, timeout: Duration::from_millis(1) }
 }
 
 /// A producer that waits for a permit before each step, and the sender of the permits.
@@ -167,7 +167,7 @@ fn fault_a_slow_producer_is_waited_for_and_the_wait_counted() {
 #[test]
 fn fault_a_stuck_producer_is_named_at_the_deadline_and_left_alone() {
     let (permit, stuck) = gated();
-    let mut loader = Loader::start(8..100, tiny_deadline(), stuck).unwrap();
+    let mut loader = Loader::start(8..100, tiny_timeout(), stuck).unwrap();
     let error = loader.next().unwrap().unwrap_err().to_string();
     assert!(error.starts_with("waited 1ms for the batch of step 9"), "{error}");
     assert!(error.contains("raise the timeout"), "{error}");
@@ -176,7 +176,7 @@ fn fault_a_stuck_producer_is_named_at_the_deadline_and_left_alone() {
 
     // If the loader is dropped before use, the wait for the thread's end also has the timeout.
     let (never, stuck) = gated();
-    drop(Loader::start(0..1, tiny_deadline(), stuck).unwrap());
+    drop(Loader::start(0..1, tiny_timeout(), stuck).unwrap());
     drop((never, permit));
 }
 

@@ -25,6 +25,13 @@ pub(crate) enum GaveUp {
     NoThread(std::io::Error),
 }
 
+/// The error of a thread that could not be started.
+pub(crate) fn no_thread(error: &std::io::Error) -> String {
+    format!(
+        "no thread to meet the other processes: {error}; raise the limit on threads (ulimit -u)"
+    )
+}
+
 /// Runs `call` on a new thread and returns its result. Gives up after `longest`, or as soon as
 /// `failed` returns an error.
 pub(crate) fn within<T: Send + 'static>(

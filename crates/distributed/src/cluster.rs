@@ -7,6 +7,7 @@ use std::{
 };
 
 use crate::{
+    bounded::no_thread,
     clock::Clock,
     facts,
     gathers::Gathers,
@@ -53,11 +54,17 @@ impl Cluster {
     /// [`JoinError`]: an invalid rank or size; a process that does not come, is gone or is silent;
     /// a store that does not answer; a process whose facts differ.
     pub fn join(meeting: Meeting) -> Result<Arc<Self>, JoinError> {
-        let Meeting { rank, size, store, name, address, deadline, facts } = meeting;
+        let Meeting { rank, size, store, name, address, timeout: deadline, facts } = meeting;
         if size == 0 || size > PROCESSES_MAX || rank >= size {
             return Err(JoinError::Setting(format!(
                 "rank {rank} of {size} processes: there are 1 to {PROCESSES_MAX}, ranks count \
                 from 0"
+            )));
+        }
+        if deadline > gpipe::TIMEOUT_MAX {
+            return Err(JoinError::Setting(format!(
+                "a timeout of {deadline:.0?}: use at most {:.0?}",
+                gpipe::TIMEOUT_MAX
             )));
         }
         let serves = matches!(store, Store::Serve(_));
@@ -81,7 +88,7 @@ impl Cluster {
         };
         // From here on, each process learns of the others' signs of life and failures.
         let watcher = Watcher::start(speaks, rank, size, deadline, &interrupt)
-            .map_err(|error| JoinError::Setting(format!("no thread: {error}")))?;
+            .map_err(|error| JoinError::Setting(no_thread(&error)))?;
         let watch = Arc::clone(&watcher.watch);
         joining.watch = Some(Arc::clone(&watch));
         let found = {

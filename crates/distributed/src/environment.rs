@@ -109,7 +109,8 @@ impl Environment {
                 "{RANK} is {rank} and {WORLD_SIZE} {size}: ranks are 0 to {WORLD_SIZE} - 1"
             ));
         }
-        let Ok(port) = u16::try_from(number(MASTER_PORT, port)?) else {
+        let found = u16::try_from(number(MASTER_PORT, port)?).ok().filter(|found| *found > 0);
+        let Some(port) = found else {
             return refuse(format!("{MASTER_PORT} is {port}: ports are 1 to 65535"));
         };
         let agent = variable(AGENT_STORE).is_some_and(|value| value.eq_ignore_ascii_case("true"));
@@ -134,7 +135,7 @@ impl Environment {
     /// If the store's host is unknown, or rank 0 cannot listen at its port.
     pub fn meeting(
         &self,
-        deadline: Duration,
+        timeout: Duration,
         facts: Vec<(String, String)>,
     ) -> Result<Meeting, EnvironmentError> {
         let serves = self.rank == 0 && !self.agent;
@@ -144,7 +145,7 @@ impl Environment {
             false => Store::At { host: self.host.clone(), port: self.port },
         };
         let (rank, size, name) = (self.rank, self.size, self.name.clone());
-        Ok(Meeting { rank, size, store, name, address, deadline, facts })
+        Ok(Meeting { rank, size, store, name, address, timeout, facts })
     }
 
     /// The address of this machine on the route to the master: loopback if the master is on this
@@ -264,8 +265,10 @@ mod tests {
     #[test]
     fn regression_rank_0_serves_only_at_an_address_of_its_machine() {
         let seconds = Duration::from_secs(1);
+        let free = TcpListener::bind(("127.0.0.1", 0)).unwrap().local_addr().unwrap().port();
+        let port = free.to_string();
         let meeting = |more: &[(&str, &str)]| {
-            let own = [(RANK, "0"), (WORLD_SIZE, "2"), (MASTER_PORT, "0")];
+            let own = [(RANK, "0"), (WORLD_SIZE, "2"), (MASTER_PORT, port.as_str())];
             let one = read(&[&own[..], more].concat()).unwrap().unwrap();
             one.meeting(seconds, Vec::new()).map(|_| ()).map_err(|error| error.to_string())
         };
@@ -308,6 +311,7 @@ mod tests {
             (RANK, "3", "RANK is 3 and WORLD_SIZE 3"),
             (RANK, "one", "RANK is 'one'"),
             (MASTER_PORT, "70000", "MASTER_PORT is 70000"),
+            (MASTER_PORT, "0", "MASTER_PORT is 0: ports are 1 to 65535"),
         ] {
             let mut all = ALL;
             all.iter_mut().filter(|(own, _)| *own == name).for_each(|own| own.1 = value);

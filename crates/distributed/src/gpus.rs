@@ -24,7 +24,7 @@ use gpipe_bridge::{
 use tch::{Device, Kind, Tensor};
 
 use crate::{
-    bounded::{GaveUp, within},
+    bounded::{GaveUp, no_thread, within},
     link::{LinkEnds, Receiver, Sender},
     shared::Shared,
     wire::{Layout, Part, encode},
@@ -68,7 +68,9 @@ impl Connected {
             Some(own) if own.gpu == gpu => return Ok(()),
             Some(own) => {
                 let other = own.gpu;
-                return Err(shared.own(format!("it is connected with cuda:{other}, not {gpu}")));
+                return Err(shared.own(format!(
+                    "it is connected with cuda:{other}, not {gpu}: use one GPU in each process"
+                )));
             }
             None => {}
         }
@@ -79,7 +81,7 @@ impl Connected {
         if !has_nccl() {
             return Err(shared.own(
                 "this program was built without NCCL: build it against the libtorch with CUDA \
-                (GPIPE_LIBTORCH=cuda make build), or use gloo"
+                (GPIPE_LIBTORCH=cuda make build), or pass values over Gloo (pipeline.links)"
                     .into(),
             ));
         }
@@ -90,7 +92,7 @@ impl Connected {
         };
         let group = within(deadline, || shared.failed(), join).map_err(|error| match error {
             GaveUp::Failed(known) => known,
-            GaveUp::NoThread(error) => shared.own(format!("no thread: {error}")),
+            GaveUp::NoThread(error) => shared.own(no_thread(&error)),
             GaveUp::Late => shared.own(format!(
                 "NCCL did not connect the GPUs within {deadline:.0?}: set NCCL_DEBUG=INFO to see \
                 what it waits for"

@@ -11,7 +11,7 @@ use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, TcpStore};
 
 use crate::{
-    bounded::{GaveUp, within},
+    bounded::{GaveUp, no_thread, within},
     facts::{self, Facts},
     watch::{self, SERVER, Watch},
 };
@@ -50,7 +50,7 @@ pub struct Meeting {
     /// Host name or address of this machine; the other processes connect to it.
     pub address: String,
     /// Longest wait for another process to come, and longest silence of one that has come.
-    pub deadline: Duration,
+    pub timeout: Duration,
     /// Named values that must be equal in all processes: versions, configuration.
     pub facts: Vec<(String, String)>,
 }
@@ -177,7 +177,7 @@ impl Joining {
             Ok(Ok(result)) => return Ok(result),
             Ok(Err(error)) => error,
             Err(GaveUp::Failed(why)) => return Err(JoinError::Differs(why)),
-            Err(GaveUp::NoThread(error)) => JoinError::Setting(format!("no thread: {error}")),
+            Err(GaveUp::NoThread(error)) => JoinError::Setting(no_thread(&error)),
             Err(GaveUp::Late) => JoinError::Silent(format!(
                 "{awaited} did not answer within {deadline:.1?}: {remedy}"
             )),

@@ -10,6 +10,8 @@
 //! - `tags`: the tags of all messages
 //! - `wire`: messages of links as headers and contiguous tensors
 //! - `watch`: signs of life, and the first failure, which all processes agree on
+//! - [`environment`]: the variables that torchrun and `gpipe launch` set
+//! - [`threads`]: replicas as threads of one process
 //! - [`joining`]: how processes meet, and what can go wrong; `clock`: their shared clock
 //! - `bounded`: a deadline for c10d calls that may block forever
 //! - `interrupt`: waits that end when the run has failed

@@ -14,7 +14,7 @@
 //!     thread::spawn(move || {
 //!         let cluster = Cluster::join(meeting).unwrap();
 //!         let replica = Member::sharing(&cluster, 2, &sums).unwrap();
-//!         // builder.distributed(replica.clone()).replicas(replica) ...
+//!         // builder.processes(replica.clone()).replicas(replica) ...
 //!     })
 //! });
 //! replicas.for_each(|replica| replica.join().unwrap());
@@ -44,7 +44,7 @@ const LOOK: Duration = Duration::from_millis(20);
 ///
 /// # Errors
 /// There is no free port on the loopback interface.
-pub fn meetings(count: usize, deadline: Duration) -> io::Result<Vec<Meeting>> {
+pub fn meetings(count: usize, timeout: Duration) -> io::Result<Vec<Meeting>> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     let port = listener.local_addr()?.port();
     let mut serving = Some(listener);
@@ -57,7 +57,7 @@ pub fn meetings(count: usize, deadline: Duration) -> io::Result<Vec<Meeting>> {
         },
         name: "threads".into(),
         address: Ipv4Addr::LOCALHOST.to_string(),
-        deadline,
+        timeout,
         facts: Vec::new(),
     };
     Ok((0..count).map(meeting).collect())

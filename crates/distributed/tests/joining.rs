@@ -27,6 +27,14 @@ fn refused(listener: &TcpListener) -> String {
     error.to_string()
 }
 
+/// The end of the wait could not be computed, which panicked.
+#[test]
+fn regression_a_timeout_beyond_all_clocks() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let error = Cluster::join(meeting(1, 2, &listener, Duration::MAX)).err().expect("too long");
+    assert!(error.to_string().contains("use at most 31622400s"), "{error}");
+}
+
 /// Joining blocked forever.
 #[test]
 fn regression_a_store_that_accepts_and_is_silent() {

@@ -37,7 +37,7 @@ fn train(rank: usize, store: Store) -> Result<(), Box<dyn std::error::Error>> {
         store,
         name: "two_processes".into(),
         address: HOST.into(),
-        deadline: Duration::from_secs(60),
+        timeout: Duration::from_secs(60),
         facts: Vec::new(),
     })?;
     let model =

@@ -123,7 +123,7 @@ pub use optim::{
 pub use parameter::{Init, LoraRole, ParameterSpec};
 pub use pipeline::{
     Balance, Count, DeviceReport, Difference, Evaluation, Outputs, Padding, Pipeline,
-    PipelineBuilder, RunSettings, StepReport, UpdateReport,
+    PipelineBuilder, RunSettings, StepReport, TIMEOUT_MAX, UpdateReport,
 };
 pub use rng::Random;
 pub use sequence::Sequence;

@@ -479,7 +479,7 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
             text(small(Kind::Float).metric(Largest(false)).metric(Largest(true))),
         ),
         ("a group has no names", text(small(Kind::Float).group(Group::matching([""; 0])))),
-        ("averages' decay", text(small(Kind::Float).average(1.0))),
+        ("average is 1: use at least 0", text(small(Kind::Float).average(1.0))),
         ("use Float, Double, BFloat16 or Half", text(small(Kind::Int64))),
         (
             "decay_floor = 2: use 0 to 1",

@@ -50,7 +50,9 @@ impl Sums {
             }
         };
         let thread = std::thread::Builder::new().name("gpipe-sums".into()).spawn(run);
-        thread.map_err(|source| error(format!("no thread: {source}")))?;
+        thread.map_err(|source| {
+            error(format!("no thread: {source}; raise the limit on threads (ulimit -u)"))
+        })?;
         Ok(Self { jobs, under_way: VecDeque::new() })
     }
 

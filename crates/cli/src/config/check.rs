@@ -3,8 +3,8 @@
 
 use super::{Config, ConfigError, Data, JsonlConfig, Model, PackingChoice, TextConfig};
 
-/// One year, the longest timeout.
-const DEADLINE_S_MAX: u64 = 366 * 24 * 3600;
+/// Maximum number of seconds of a timeout.
+const TIMEOUT_S_MAX: u64 = gpipe::TIMEOUT_MAX.as_secs();
 
 type Result = std::result::Result<(), ConfigError>;
 
@@ -94,8 +94,8 @@ impl Config {
             ("pipeline.timeout_s", pipeline.timeout_s),
             ("checkpoint.timeout_s", self.checkpoint.timeout_s),
         ] {
-            if !(1..=DEADLINE_S_MAX).contains(&seconds) {
-                return refuse(key, seconds, &format!("use 1 to {DEADLINE_S_MAX} seconds"));
+            if !(1..=TIMEOUT_S_MAX).contains(&seconds) {
+                return refuse(key, seconds, &format!("use 1 to {TIMEOUT_S_MAX} seconds"));
             }
         }
         let (replicas, mini_batch) = (pipeline.replicas, self.train.mini_batch);

@@ -350,7 +350,7 @@ pub(crate) mod tests {
             store,
             name: "test".into(),
             address: "127.0.0.1".into(),
-            deadline: Duration::from_secs(60),
+            timeout: Duration::from_secs(60),
             facts: Vec::new(),
         };
         let meetings = [

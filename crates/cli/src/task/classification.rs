@@ -179,7 +179,7 @@ pub(crate) fn readable(
     fed: bool,
 ) -> Result<impl Iterator<Item = gpipe_data::Result<ImageBatch>> + use<>, CliError> {
     let settings = LoaderSettings {
-        deadline: Duration::from_secs(config.pipeline.timeout_s),
+        timeout: Duration::from_secs(config.pipeline.timeout_s),
         depth: config.train.prefetch,
     };
     let ahead = match fed {

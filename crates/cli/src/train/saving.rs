@@ -51,7 +51,7 @@ impl Saving {
         let settings = Settings {
             keep: config.checkpoint.keep,
             keep_best: config.checkpoint.keep_best,
-            deadline: Duration::from_secs(config.checkpoint.timeout_s),
+            timeout: Duration::from_secs(config.checkpoint.timeout_s),
             files: faults::files(),
         };
         let checkpoints = match processes.transport() {

@@ -189,8 +189,8 @@ impl Run<'_> {
         position: &mut TrainPosition,
     ) -> Result<(), CliError> {
         let steps = self.config.train.steps;
-        let deadline = Duration::from_secs(self.config.pipeline.timeout_s);
-        let ahead = LoaderSettings { deadline, depth: self.config.train.prefetch };
+        let timeout = Duration::from_secs(self.config.pipeline.timeout_s);
+        let ahead = LoaderSettings { timeout, depth: self.config.train.prefetch };
         let make_alone = move |number| {
             gpipe::compute_on_this_thread_alone();
             make(number)

@@ -25,7 +25,7 @@ pub fn meeting(rank: usize, size: usize, listener: &TcpListener, deadline: Durat
         store,
         name: "test".into(),
         address: "127.0.0.1".into(),
-        deadline,
+        timeout: deadline,
         facts: vec![("version".into(), "1".into())],
     }
 }

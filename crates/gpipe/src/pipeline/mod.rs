@@ -51,7 +51,7 @@ mod training;
 pub use accumulated::Count;
 use accumulated::UpdateInParts;
 pub use balance::Balance;
-pub use builder::PipelineBuilder;
+pub use builder::{PipelineBuilder, TIMEOUT_MAX};
 pub use decoding::{Decoding, GroupStep};
 pub use differences::Difference;
 use gpipe_core::{

@@ -255,7 +255,7 @@ impl Pipeline {
     }
 
     /// How the model is run.
-    pub fn plan(&self) -> RunSettings {
+    pub fn run_settings(&self) -> RunSettings {
         RunSettings {
             stages: self.engine.topology.stages,
             micro_batches: self.engine.micro_batches,

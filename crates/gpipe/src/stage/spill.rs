@@ -116,10 +116,12 @@ impl Spill {
         let (jobs, asked) = channel::<Job>();
         let own = Arc::clone(&shared);
         let work = move || asked.into_iter().for_each(|job| job(&own));
-        let thread = thread::Builder::new()
-            .name("gpipe offload".into())
-            .spawn(work)
-            .map_err(|error| LayerError::Value(format!("no thread for offload: {error}")))?;
+        let thread =
+            thread::Builder::new().name("gpipe offload".into()).spawn(work).map_err(|error| {
+                LayerError::Value(format!(
+                    "no thread for offload: {error}; raise the limit on threads (ulimit -u)"
+                ))
+            })?;
         let (jobs, thread) = (Some(jobs), Some(thread));
         Ok(Self { shared, jobs, thread, writing: RefCell::default(), patience })
     }

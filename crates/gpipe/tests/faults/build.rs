@@ -44,12 +44,15 @@ fn fault_build_stages_micro_batches_and_balance() {
 fn fault_build_settings() {
     let build =
         |change: fn(PipelineBuilder) -> PipelineBuilder| refused(change(two_layers()).build());
-    assert_says(&build(|b| b.clip_norm(0.0)), &["gradient norm", "above 0"]);
-    assert_says(&build(|b| b.clip_norm(f64::NAN)), &["gradient norm", "above 0"]);
-    assert_says(&build(|b| b.clip_norm(-1.0)), &["gradient norm", "above 0"]);
+    assert_says(&build(|b| b.clip_norm(0.0)), &["clip_norm is 0:", "above 0"]);
+    assert_says(&build(|b| b.clip_norm(f64::NAN)), &["clip_norm is NaN:", "above 0"]);
+    assert_says(&build(|b| b.clip_norm(-1.0)), &["clip_norm is -1:", "above 0"]);
+    assert_says(&build(|b| b.average(1.5)), &["average is 1.5:", "less than 1"]);
     assert_says(&build(|b| b.threads_per_stage(0)), &["0 threads", "use 1 to"]);
     assert_says(&build(|b| b.kind(Kind::Int64)), &["Int64", "use Float, Double, BFloat16 or Half"]);
-    assert_says(&build(|b| b.timeout(Duration::ZERO)), &["timeout", "longer than 0"]);
+    assert_says(&build(|b| b.timeout(Duration::ZERO)), &["timeout is 0ns", "more than 0"]);
+    // Its end is on no clock.
+    assert_says(&build(|b| b.timeout(Duration::MAX)), &["timeout is ", "at most 366 days"]);
     assert_says(&build(|b| b.memory_cap([Bytes(1), Bytes(1)])), &["2 memory caps", "1 devices"]);
     assert_says(&build(|b| b.schedule(Schedule::ForwardOnly)), &["forward-only", "1f1b"]);
     let adam = Adam::default();

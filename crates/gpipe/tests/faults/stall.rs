@@ -94,7 +94,7 @@ fn fault_stall_the_longest_deadline_is_a_deadline() {
     for stages in [1, 2] {
         let spec = TensorSpec::new([SAMPLES, 4], Kind::Float);
         let builder = Pipeline::builder(model.clone(), spec).stages(stages);
-        let builder = builder.balance(Balance::Uniform).timeout(Duration::MAX);
+        let builder = builder.balance(Balance::Uniform).timeout(gpipe::TIMEOUT_MAX);
         let mut pipeline = builder.build().unwrap();
         pipeline.predict(&data().0).unwrap();
     }

@@ -113,7 +113,10 @@ impl<E: StageExecutor> WorkerPool<E> {
                 carrier.run(&step, &peers, &clock);
             });
             if let Err(error) = spawned {
-                let reason = format!("no thread for a link to another process: {error}");
+                let reason = format!(
+                    "no thread for a link to another process: {error}; raise the limit on threads \
+                    (ulimit -u)"
+                );
                 failing.fail(StepError::Unusable { reason });
             }
             Carrying { ended, peer }

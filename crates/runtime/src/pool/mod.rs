@@ -121,7 +121,9 @@ impl<E: StageExecutor> WorkerPool<E> {
                 };
             });
             let thread = thread.map_err(|error| StepError::Unusable {
-                reason: format!("no thread for device {device}: {error}"),
+                reason: format!(
+                    "no thread for device {device}: {error}; raise the limit on threads (ulimit -u)"
+                ),
             })?;
             let commands = Arc::new(commands);
             workers.push(Some(Worker { commands, thread: Some(thread), ended }));

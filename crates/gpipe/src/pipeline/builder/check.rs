@@ -1,5 +1,7 @@
 //! The checks of the settings that need no shapes.
 
+use std::time::Duration;
+
 use gpipe_bridge::memory::IS_COUNTED;
 use gpipe_core::schedule::Schedule;
 
@@ -12,6 +14,8 @@ use crate::{
     spec::TensorSpec,
 };
 
+/// The longest timeout, in a pipeline and between processes: a year.
+pub const TIMEOUT_MAX: Duration = Duration::from_secs(366 * 24 * 3600);
 /// The most micro-batches of a mini-batch.
 const MICRO_BATCHES_MAX: usize = 1 << 16;
 
@@ -35,8 +39,8 @@ impl PipelineBuilder {
             return refuse(format!("{} threads per stage: use 1 to 1024", self.threads));
         }
         self.devices.iter().try_for_each(|device| device.check())?;
-        if self.average.is_some_and(|decay| !(0.0..1.0).contains(&decay)) {
-            return refuse("the averages' decay must be at least 0 and below 1".into());
+        if let Some(decay) = self.average.filter(|decay| !(0.0..1.0).contains(decay)) {
+            return refuse(format!("average is {decay}: use at least 0 and less than 1"));
         }
         self.rate.check().map_err(Error::Setting)?;
         self.losses.check_settings().map_err(Error::Setting)?;
@@ -61,8 +65,8 @@ impl PipelineBuilder {
             );
         }
         self.remat.check(stages).map_err(Error::Setting)?;
-        if self.max_norm.is_some_and(|norm| norm.is_nan() || norm <= 0.0) {
-            return refuse("the largest gradient norm must be above 0".into());
+        if let Some(norm) = self.max_norm.filter(|norm| norm.is_nan() || *norm <= 0.0) {
+            return refuse(format!("clip_norm is {norm}: use a number above 0"));
         }
         if self.norms_follow == NormsFollow::MicroBatches && self.replicas.is_some() {
             return refuse(
@@ -74,8 +78,12 @@ impl PipelineBuilder {
         if self.open_forwards == 0 {
             return refuse("no forward may be open: set open_forwards to at least 1".into());
         }
-        if self.timeout.is_zero() {
-            return refuse("the timeout must be longer than 0".into());
+        if self.timeout.is_zero() || self.timeout > TIMEOUT_MAX {
+            return refuse(format!(
+                "timeout is {:?}: use more than 0, and at most {} days",
+                self.timeout,
+                TIMEOUT_MAX.as_secs() / (24 * 3600)
+            ));
         }
         if let Some(optimizer) = &self.optimizer {
             let name = optimizer.name();

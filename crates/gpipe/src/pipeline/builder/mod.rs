@@ -22,6 +22,8 @@ use gpipe_core::{Action, Bytes, remat::RematPolicies, schedule::Schedule};
 use gpipe_runtime::Settings;
 use tch::Kind;
 
+pub use check::TIMEOUT_MAX;
+
 use super::{Padding, balance::Balance};
 use crate::{
     arguments::Arguments,
@@ -402,7 +404,7 @@ impl PipelineBuilder {
     }
 
     /// The longest silence of a stage before a step fails. Must exceed the longest forward or
-    /// backward of one micro-batch; on a GPU, of three.
+    /// backward of one micro-batch; on a GPU, of three. At most [`TIMEOUT_MAX`].
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
