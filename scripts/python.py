@@ -30,7 +30,7 @@ FOLDER = ROOT / "python"
 ENVIRONMENT = FOLDER / "env"
 WHEELS = FOLDER / "wheels"
 MATURIN = "maturin>=1.8,<2"
-TESTS = ["pytest>=8,<10", "transformers==5.24.0"]
+TESTS = ["pytest>=8,<10", f"transformers=={packages.TRANSFORMERS}"]
 
 
 def run(*command, **settings):

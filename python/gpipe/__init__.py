@@ -10,7 +10,7 @@
 - `verify`: compares a model's training bit for bit between numbers of stages
 - `Loss`, `LastAxis`: losses; `skip`: tensors that go past layers
 - `plan`, `Profile`, `Plan`: the fastest way to run a model, from measurements
-- `load`: the weights of a checkpoint; `errors`: exceptions
+- `load`: the weights of a checkpoint; `Timeline`: of a step; `errors`: exceptions
 - `compat`: torchgpipe's interface
 
 Importing it replaces PyTorch's CPU allocator by one that counts memory by stage, and `F.dropout`,
@@ -37,11 +37,11 @@ from .errors import Error  # noqa: E402
 from .loss import LastAxis, Loss  # noqa: E402
 from .pipeline import Pipeline  # noqa: E402
 from .planning import Plan, Profile, plan  # noqa: E402
-from .report import DeviceReport, Evaluation, StepReport  # noqa: E402
+from .report import DeviceReport, Evaluation, StepReport, Timeline  # noqa: E402
 from .sequence import Sequence, sequence  # noqa: E402
 from .verify import verify  # noqa: E402
 
 __version__ = "0.2.0"
 __all__ = ["DeviceReport", "Error", "Evaluation", "LastAxis", "Loss", "Pipeline", "Plan", "Profile",
-           "Sequence", "StepReport", "compat", "errors", "load", "plan", "sequence", "skip",
-           "verify"]
+           "Sequence", "StepReport", "Timeline", "compat", "errors", "load", "plan", "sequence",
+           "skip", "verify"]

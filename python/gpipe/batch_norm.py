@@ -9,9 +9,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from . import _gpipe
 from .errors import SettingError
 
-# Its parameters and buffers, in the order that the engine numbers them.
-NAMES = ("weight", "bias", "running_mean", "running_var", "num_batches_tracked")
-
 
 def is_deferred(module: nn.Module) -> bool:
     """Whether the engine keeps the module's running statistics."""

@@ -3,6 +3,7 @@
 import io
 import os
 import pickle
+import warnings
 from pathlib import Path
 
 import torch
@@ -26,8 +27,10 @@ def packed(own: dict) -> tuple[str, bytes]:
 
 def unpacked(folder: str | os.PathLike) -> tuple[Path, dict]:
     """The folder of the checkpoint that `folder` is, or of the newest in it, and what `packed` was
-    given. The `gpipe` command writes none."""
-    found, content = _gpipe.checkpoint_file(os.fspath(folder), OWN)
+    given. The `gpipe` command writes none. Warns of newer checkpoints that are damaged."""
+    found, content, skipped = _gpipe.checkpoint_file(os.fspath(folder), OWN)
+    for text in skipped:
+        warnings.warn(f"skipped a damaged checkpoint: {text}", stacklevel=4)
     if content is None:
         return Path(found), {}
     try:
@@ -73,8 +76,7 @@ def load(folder: str | os.PathLike, model: nn.Module | None = None, *,
 
 def _read(folder: str | os.PathLike, averages: bool) -> dict[str, torch.Tensor]:
     """The parameters by the engine's names."""
-    values, _ = _gpipe.checkpoint_parameters(os.fspath(folder), averages)
-    found = dict(values)
+    found = dict(_gpipe.checkpoint_parameters(os.fspath(folder), averages))
     for name, value in found.items():
         if name.rpartition(".")[2] == "num_batches_tracked":
             found[name] = value.reshape(()).long()

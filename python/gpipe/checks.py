@@ -11,6 +11,7 @@ from .errors import SettingError
 
 DTYPES = torch.float32, torch.float64, torch.bfloat16, torch.float16
 SEED_MAX = 2 ** 64 - 1
+TIMEOUT_MAX = 366 * 24 * 3600  # seconds, as the engine's
 
 
 def is_module(model: Any) -> None:
@@ -30,15 +31,18 @@ def positive(name: str, value: Any) -> int:
     return value
 
 
-def devices_of(stages: int | None, devices: Any) -> list[str]:
-    """The device of each stage."""
+def devices_of(stages: int | None, devices: Any, is_planned: bool) -> list[str]:
+    """The devices: those that are named, or as many CPUs as there are `stages`, which a plan may
+    have set."""
     if devices is None:
         return ["cpu"] * positive("stages", 1 if stages is None else stages)
     if isinstance(devices, (str, torch.device)):
         _wrong("devices", devices, "give a list with a device for each stage")
     listed = [str(own) for own in devices]
     if stages not in (None, len(listed)):
-        raise SettingError(f"stages={stages} and {len(listed)} devices: give one of them")
+        raise SettingError(f"the plan is for {stages} devices, and devices= names {len(listed)}"
+                           if is_planned else
+                           f"stages={stages} and {len(listed)} devices: give one of them")
     for own in map(torch.device, [own for own in listed if own.startswith("cuda")]):
         if (own.index or 0) >= torch.cuda.device_count():
             _wrong("devices", listed, f"PyTorch sees {torch.cuda.device_count()} GPUs here")
@@ -80,14 +84,14 @@ def types(*, schedule: Any, links: Any, remat: Any, seed: Any, clip_norm: Any, a
     for name, value in (("clip_norm", clip_norm), ("average", average)):
         if value is not None and not (_is_number(value) and value > 0):
             _wrong(name, value, "give a number above 0")
-    if not _is_number(timeout) or not timeout > 0:
-        _wrong("timeout", timeout, "give seconds above 0")
+    if not _is_number(timeout) or not 0 < timeout <= TIMEOUT_MAX:
+        _wrong("timeout", timeout, "give seconds above 0, at most 366 days")
     if balance is not None and not _are_whole(balance):
         _wrong("balance", balance, "give the number of layers of each stage, such as [3, 3]; leave "
                                    "it out to cut by measured times")
     if memory_cap is not None and not (_is_whole(memory_cap) or _are_whole(memory_cap)):
         _wrong("memory_cap", memory_cap, "give bytes as a whole number, such as 2 << 30, or one "
-                                         "for each stage")
+                                         "for each device")
 
 
 def _is_number(value: Any) -> bool:

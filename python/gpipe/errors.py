@@ -7,15 +7,17 @@ class Error(RuntimeError):
 
 
 class SettingError(Error, ValueError):
-    """A setting or an argument does not fit. Nothing has run."""
+    """A setting or an argument does not fit. Nothing was updated."""
 
 
 class ModelError(Error, ValueError):
-    """Layers do not fit each other, or the example. Nothing has run."""
+    """Layers do not fit each other, or the example. Nothing was updated."""
 
 
 class StepError(Error):
-    """A step failed. Parameters and optimizer state are as they were before it."""
+    """A step failed. Parameters and optimizer state are as they were before it, except after an
+    update that only some stages made, or a forward that changed a parameter: see
+    `Pipeline.accept_torn_update`."""
 
 
 class NotFiniteError(StepError):

@@ -21,7 +21,7 @@ import torch.utils._pytree as pytree
 from torch import nn
 from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 
-from . import _gpipe, batch_norm, skip
+from . import batch_norm, skip
 from .errors import ModelError, SettingError
 
 Spec = tuple[list[int], str]

@@ -32,7 +32,7 @@ class Network:
         self.layers = self._make_layers()
         for layer in self.layers:
             for own in layer.parameters:
-                self._share_or_copy(own, can_share)
+                self._share_or_copy(layer.name, own, can_share)
             if self.is_reduced:
                 cast_buffers(layer, dtype)
         self.tensors = Tensors(self.layers)
@@ -120,12 +120,12 @@ class Network:
         _check_storage(layers)
         return layers
 
-    def _share_or_copy(self, own: dict, can_share: bool) -> None:
+    def _share_or_copy(self, layer: str, own: dict, can_share: bool) -> None:
         """Decides whether the module's tensor can be the engine's parameter."""
         value = own["value"]
         if value.dtype not in DTYPES:
-            raise SettingError(f"parameter '{own['name']}' is {value.dtype}: gpipe trains floating "
-                               f"point; make it a buffer")
+            raise SettingError(f"parameter '{layer}.{own['name']}' is {value.dtype}: gpipe trains "
+                               f"floating point; make it a buffer")
         fits = value.dtype == self.master and value.device.type == "cpu" and value.is_contiguous()
         if not (own["shared"] and fits and can_share):
             own["shared"] = False

@@ -7,6 +7,7 @@ import functools
 import json
 import os
 import threading
+import warnings
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -83,13 +84,15 @@ class Pipeline:
             commas.
         balance: number of layers of each stage. By default the cuts come from measured times.
         plan: a `gpipe.Plan`, which sets stages, micro_batches, schedule, remat and balance.
+            `devices` may name as many devices as the plan has.
         threads: CPU threads of each stage. Changing it changes the last bits.
         seed: of dropout and other random operators.
         dtype: of the arithmetic: torch.float32, float64, bfloat16 or float16. By default the
             parameters'. With a smaller one than theirs, parameters, gradient sums and updates stay
             in float32.
         shared_inputs: positions of inputs that have no sample axis, such as a mask for all samples.
-        memory_cap: bytes of tensors that a stage may hold; one number, or one for each.
+        memory_cap: bytes of tensors that a device may hold, all its stages together; one number, or
+            one for each device.
         average: decay of moving averages of the weights (`averages()`). Needs an optimizer.
         keep_gradients: keeps a copy of each step's gradients (`gradients()`).
         open_forwards: the most calls of `pipe(x)` that may wait for their backward.
@@ -137,8 +140,8 @@ class Pipeline:
         self._engine = None
         self._lock = threading.RLock()
         if plan is not None:
-            given = (stages, devices, balance, remat, micro_batches, schedule)
-            if given != (None, None, None, None, 1, "1f1b"):
+            given = (stages, balance, remat, micro_batches, schedule)
+            if given != (None, None, None, 1, "1f1b"):
                 raise SettingError("plan sets stages, balance, remat, micro_batches and schedule: "
                                    "leave them out")
             micro_batches, schedule, remat = plan.micro_batches, plan.schedule, plan.remat
@@ -152,7 +155,7 @@ class Pipeline:
             name = "average" if clip_norm is None else "clip_norm"
             raise SettingError(f"{name}= needs optimizer=: gpipe makes no update without one")
         checks.is_module(model)
-        placed = checks.devices_of(stages, devices)
+        placed = checks.devices_of(stages, devices, plan is not None)
         shared = list(shared_inputs)
         dtype = checks.dtype_of(model, dtype)
         network = Network(model, example, dtype, can_share=set(placed) == {"cpu"})
@@ -198,7 +201,7 @@ class Pipeline:
             "norms_follow_micro_batches": _norms_follow_micro_batches,
             "loss": self._loss and (self._loss.sum, self._loss.count),
         }
-        self._engine = _gpipe.Engine(settings, in_processes, links, float(timeout))
+        self._engine = _gpipe.Engine(settings, in_processes, links)
         self._rank, self._size = self._engine.processes
         network.tensors.remember()
         self._hook = model.register_state_dict_pre_hook(_Syncs(self))
@@ -318,7 +321,10 @@ class Pipeline:
         self._send_changes()
         own = {"buffers": self._network.tensors.buffers(),
                "rates": self._mapped and self._mapped.saved()}
-        return Path(self._engine.save(os.fspath(folder), keep, [checkpoint.packed(own)]))
+        saved, untidy = self._engine.save(os.fspath(folder), keep, [checkpoint.packed(own)])
+        if untidy is not None:
+            warnings.warn(f"the checkpoint is complete, but {untidy}", stacklevel=3)
+        return Path(saved)
 
     @_one_at_a_time
     def load(self, folder: str | os.PathLike) -> Path:

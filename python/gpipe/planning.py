@@ -9,7 +9,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from . import _gpipe
+from .errors import SettingError
 
+_BYTES_MAX = 64 << 20  # as the command's of a profile
 
 @dataclass
 class Profile:
@@ -26,8 +28,16 @@ class Profile:
     @classmethod
     def read(cls, path: str | os.PathLike) -> Profile:
         """Reads what `save` wrote."""
-        found = json.loads(Path(path).read_text())
-        return cls(found["profile"], found["samples"])
+        with open(path, "rb") as file:
+            text = file.read(_BYTES_MAX + 1)
+        if len(text) > _BYTES_MAX:
+            raise SettingError(f"{os.fspath(path)} has more than 64 MiB: it is no profile")
+        try:
+            found = json.loads(text)
+            return cls(found["profile"], found["samples"])
+        except (ValueError, KeyError, TypeError) as error:
+            raise SettingError(f"{os.fspath(path)} is no profile ({error!r}): write one with "
+                               f"Profile.save") from error
 
 
 @dataclass(frozen=True)

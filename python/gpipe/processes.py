@@ -8,19 +8,20 @@ import os
 import torch
 
 from . import _gpipe
+from .errors import SettingError
 
 
 def started() -> bool:
     """Whether torchrun (or a launcher like it) started several processes.
 
-    Raises `ValueError` where there are several and this one does not know which it is: each would
+    Raises SettingError where there are several and this one does not know which it is: each would
     train alone.
     """
     size = os.environ.get("WORLD_SIZE", "1").strip()
     if size == "1":
         return False
     if "RANK" not in os.environ:
-        raise ValueError(
+        raise SettingError(
             f"the environment sets WORLD_SIZE={size}, but not RANK: set RANK, MASTER_ADDR and"
             " MASTER_PORT, too, as torchrun does, or pass processes=False"
         )

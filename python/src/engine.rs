@@ -6,7 +6,9 @@ use gpipe::{
     Count, Group, Interrupt, Outputs, Tensors,
     processes::{Links, Transport},
 };
-use gpipe_checkpoint::{CheckpointError, Checkpoints, RunInfo, Settings as CheckpointSettings};
+use gpipe_checkpoint::{
+    CheckpointError, Checkpoints, RunInfo, Settings as CheckpointSettings, folder,
+};
 use gpipe_distributed::{Cluster, environment::Environment};
 use pyo3::{prelude::*, types::PyDict};
 use pyo3_tch::PyTensor;
@@ -62,17 +64,11 @@ impl Engine {
     /// Builds the pipeline. With `in_processes`, meets the processes that the environment names;
     /// `links`: "gloo" or "nccl".
     #[new]
-    fn new(
-        py: Python<'_>,
-        settings: Settings,
-        in_processes: bool,
-        links: &str,
-        timeout: f64,
-    ) -> PyResult<Self> {
+    fn new(py: Python<'_>, settings: Settings, in_processes: bool, links: &str) -> PyResult<Self> {
         let links = links.parse::<Links>().map_err(|text| raised(py, "SettingError", &text))?;
         let (interrupt, failure) = (Interrupt::default(), Failure::default());
         let mut prepared = settings.prepare(&interrupt, &failure)?;
-        let cluster = if in_processes { meet(py, timeout)? } else { None };
+        let cluster = if in_processes { meet(py, prepared.timeout)? } else { None };
         if let Some(cluster) = &cluster {
             let transport = Arc::clone(cluster);
             prepared.builder = prepared.builder.processes(transport).links(links);
@@ -285,14 +281,14 @@ impl Engine {
     }
 
     /// Saves a checkpoint in `folder` with further `files`, and waits until it is on disk. Returns
-    /// its folder.
+    /// its folder, and what could not be tidied up.
     fn save(
         &self,
         py: Python<'_>,
         folder: PathBuf,
         keep: usize,
         files: Vec<(String, Vec<u8>)>,
-    ) -> PyResult<PathBuf> {
+    ) -> PyResult<(PathBuf, Option<String>)> {
         let cluster = self.cluster.clone();
         self.with_files(py, move |owned| {
             let settings = CheckpointSettings { keep, ..CheckpointSettings::default() };
@@ -303,21 +299,19 @@ impl Engine {
                 }
                 None => Checkpoints::open(&folder, settings)?,
             };
-            let mut info = RunInfo { files, ..RunInfo::default() };
-            info.progress.batches = owned.pipeline.steps();
+            let info = RunInfo { files, ..RunInfo::default() };
             let first = checkpoints.save(&mut owned.pipeline, info)?;
             let saved = checkpoints.wait()?.or(first);
-            Ok(saved.map_or(folder, |saved| saved.folder))
+            Ok(saved.map_or((folder, None), |saved| (saved.folder, saved.untidy)))
         })
     }
 
-    /// Restores the newest checkpoint in `folder`, or the one that `folder` is. Returns its folder.
-    fn restore(&self, py: Python<'_>, folder: PathBuf) -> PyResult<PathBuf> {
+    /// Restores the newest checkpoint in `folder`, or the one that `folder` is.
+    fn restore(&self, py: Python<'_>, folder: PathBuf) -> PyResult<()> {
         self.with_files(py, move |owned| {
             owned.discard_forwards()?;
-            let found = planning::find(&folder)?;
-            found.restore(&mut owned.pipeline)?;
-            Ok(found.folder().to_path_buf())
+            folder::find(&folder)?.checkpoint.restore(&mut owned.pipeline)?;
+            Ok(())
         })
     }
 
@@ -350,14 +344,13 @@ impl Engine {
 }
 
 /// Meets the processes that the environment names. `None` if it names none.
-fn meet(py: Python<'_>, timeout: f64) -> PyResult<Option<Arc<Cluster>>> {
+fn meet(py: Python<'_>, timeout: Duration) -> PyResult<Option<Arc<Cluster>>> {
     let failed = |text: String| raised(py, "PeerError", &text);
     let Some(environment) =
         Environment::read().map_err(|error| raised(py, "SettingError", &error.to_string()))?
     else {
         return Ok(None);
     };
-    let timeout = Duration::try_from_secs_f64(timeout).unwrap_or(Duration::from_secs(300));
     let meeting = environment.meeting(timeout, Vec::new());
     let meeting = meeting.map_err(|error| raised(py, "SettingError", &error.to_string()))?;
     let joined = py.allow_threads(|| Cluster::join(meeting).map_err(|error| error.to_string()));

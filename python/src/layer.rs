@@ -201,6 +201,7 @@ impl Layer for PyLayer {
         gil::with(|py| self.failure.keep_pending(py, self.from(), error));
     }
 
+    /// Nanoseconds. Cuts only compare layers, so any unit serves.
     fn flops(&self, _: &[TensorSpec]) -> Option<f64> {
         self.cost
     }

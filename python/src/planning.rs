@@ -1,16 +1,16 @@
 //! Profiles, plans and checkpoints on disk, for Python.
 
-use std::{
-    borrow::Cow,
-    path::{Path, PathBuf},
-};
+use std::{borrow::Cow, path::PathBuf};
 
 use gpipe::{
     Bytes, Error, PipelineBuilder, Result, Schedule, Tensors,
     plan::{PlanDevice, Request, Usual, explain, search},
     profile::{Profile, Profiling, profile},
 };
-use gpipe_checkpoint::{Checkpoint, CheckpointError, folder};
+use gpipe_checkpoint::{
+    CheckpointError,
+    folder::{self, Found},
+};
 use gpipe_core::partition::by_cost;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 use pyo3_tch::PyTensor;
@@ -104,44 +104,35 @@ pub(crate) fn cut(costs: Vec<u64>, stages: usize) -> PyResult<Vec<usize>> {
     by_cost(&costs, stages).map_err(|error| PyValueError::new_err(error.to_string()))
 }
 
-/// The checkpoint that `path` is, or the newest one in it.
-pub(crate) fn find(path: &Path) -> std::result::Result<Checkpoint, CheckpointError> {
-    let found = folder::find(path)?.found;
-    found.ok_or_else(|| CheckpointError::NotFound {
-        path: path.to_path_buf(),
-        reason: "there is no checkpoint in it".into(),
-    })
-}
-
-/// The parameters of a checkpoint by name, and the checkpoint's folder.
+/// The parameters, by name, of the newest checkpoint in `folder` or of the one that `folder` is.
 #[pyfunction]
 pub(crate) fn checkpoint_parameters(
     py: Python<'_>,
     folder: PathBuf,
     averages: bool,
-) -> PyResult<(Vec<(String, PyTensor)>, PathBuf)> {
+) -> PyResult<Vec<(String, PyTensor)>> {
     let read = || {
-        let found = find(&folder)?;
-        let values = if averages { found.averages()? } else { found.parameters()? };
-        Ok((values, found.folder().to_path_buf()))
+        let found = folder::find(&folder)?.checkpoint;
+        if averages { found.averages() } else { found.parameters() }
     };
     let read: std::result::Result<_, CheckpointError> = py.allow_threads(read);
-    let (values, folder) =
-        read.map_err(|error| raised(py, "CheckpointError", &error.to_string()))?;
-    Ok((named(values), folder))
+    Ok(named(read.map_err(|error| raised(py, "CheckpointError", &error.to_string()))?))
 }
 
-/// The folder of the newest checkpoint in `folder`, or of the one that `folder` is, and what
-/// [`Engine::save`](crate::engine::Engine) was given as its file `name`.
+/// What was found in a folder of checkpoints: the folder of one, a file's content, and what was
+/// skipped, with the reasons.
+type FoundFile = (PathBuf, Option<Cow<'static, [u8]>>, Vec<String>);
+
+/// The folder of the newest checkpoint in `folder`, or of the one that `folder` is, what
+/// [`Engine::save`](crate::engine::Engine) was given as its file `name`, and the newer checkpoints
+/// that are damaged.
 #[pyfunction]
-pub(crate) fn checkpoint_file(
-    py: Python<'_>,
-    folder: PathBuf,
-    name: &str,
-) -> PyResult<(PathBuf, Option<Cow<'static, [u8]>>)> {
+pub(crate) fn checkpoint_file(py: Python<'_>, folder: PathBuf, name: &str) -> PyResult<FoundFile> {
     let read = || {
-        let found = find(&folder)?;
-        Ok((found.folder().to_path_buf(), found.run_file(name)?.map(Cow::Owned)))
+        let Found { checkpoint, skipped } = folder::find(&folder)?;
+        let skipped = skipped.iter().map(|own| format!("{}: {}", own.folder.display(), own.reason));
+        let content = checkpoint.run_file(name)?.map(Cow::Owned);
+        Ok((checkpoint.folder().to_path_buf(), content, skipped.collect()))
     };
     let read: std::result::Result<_, CheckpointError> = py.allow_threads(read);
     read.map_err(|error| raised(py, "CheckpointError", &error.to_string()))

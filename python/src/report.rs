@@ -1,9 +1,16 @@
 //! What a step returns, for Python.
 
 use gpipe::{DeviceReport, Evaluation, StepReport};
-use gpipe_core::{Bytes, Nanos, draw, simulate::Timeline as Actions};
-use gpipe_observe::picture::{self, Panel, Scene};
-use pyo3::{prelude::*, types::PyDict};
+use gpipe_core::{Nanos, draw};
+use gpipe_observe::{
+    picture::{self, Panel, Scene},
+    step_file::{Memory, StepFile},
+};
+use pyo3::{
+    exceptions::PyValueError,
+    prelude::*,
+    types::{PyDict, PyType},
+};
 
 fn seconds(time: Nanos) -> f64 {
     time.0 as f64 * 1e-9
@@ -48,9 +55,14 @@ pub(crate) fn step(py: Python<'_>, report: StepReport) -> PyResult<Bound<'_, PyD
         report.devices.iter().map(|own| device(py, own)).collect::<PyResult<_>>()?;
     all.set_item("devices", devices)?;
     let peaks = report.devices.iter().map(|own| own.peak).collect();
-    let timeline =
-        Timeline { step: report.step, actions: report.timeline, bytes: report.bytes, peaks };
-    all.set_item("timeline", Bound::new(py, timeline)?)?;
+    let timeline = StepFile {
+        step: report.step,
+        simulated_gpus: gpipe::Device::gpus_are_simulated(),
+        measured: report.timeline,
+        predicted: None,
+        memory: Memory { measured: report.bytes, peaks, ..Memory::default() },
+    };
+    all.set_item("timeline", Bound::new(py, Timeline(timeline))?)?;
     Ok(all)
 }
 
@@ -64,22 +76,19 @@ pub(crate) fn evaluation(py: Python<'_>, own: Evaluation) -> PyResult<Bound<'_, 
 }
 
 /// The actions of a step with their times. A notebook shows it as a picture.
-#[pyclass(frozen, module = "gpipe")]
-pub(crate) struct Timeline {
-    step: u64,
-    actions: Actions,
-    bytes: Vec<Vec<(Nanos, Bytes)>>,
-    peaks: Vec<Bytes>,
-}
+#[pyclass(frozen, eq, module = "gpipe")]
+#[derive(PartialEq)]
+pub(crate) struct Timeline(StepFile);
 
 impl Timeline {
     fn scene(&self) -> Scene<'_> {
+        let StepFile { step, measured, memory, .. } = &self.0;
         let panel = Panel {
-            bytes: &self.bytes,
-            peaks: &self.peaks,
-            ..Panel::new("measured", "", &self.actions)
+            bytes: &memory.measured,
+            peaks: &memory.peaks,
+            ..Panel::new("measured", "", measured)
         };
-        let title = match self.step {
+        let title = match step {
             0 => "A step".into(),
             step => format!("Step {step}"),
         };
@@ -89,6 +98,21 @@ impl Timeline {
 
 #[pymethods]
 impl Timeline {
+    /// The timeline that `json` returned.
+    #[new]
+    fn new(json: &str) -> PyResult<Self> {
+        StepFile::parse(json).map(Self).map_err(PyValueError::new_err)
+    }
+
+    /// The text of a run's `step.json`.
+    fn json(&self) -> PyResult<String> {
+        self.0.to_json().map_err(PyValueError::new_err)
+    }
+
+    fn __reduce__<'py>(&self, py: Python<'py>) -> PyResult<(Bound<'py, PyType>, (String,))> {
+        Ok((py.get_type::<Self>(), (self.json()?,)))
+    }
+
     /// The picture as SVG.
     fn svg(&self) -> String {
         picture::svg(&self.scene())
@@ -102,7 +126,7 @@ impl Timeline {
     /// (device, action, start, end) of every action, in seconds. An action prints as `1B0`: the
     /// backward of micro-batch 0 on stage 1.
     fn actions(&self) -> Vec<(usize, String, f64, f64)> {
-        let devices = self.actions.devices.iter().enumerate();
+        let devices = self.0.measured.devices.iter().enumerate();
         let all = devices.flat_map(|(device, list)| {
             list.iter().map(move |own| {
                 (device, own.action.to_string(), seconds(own.start), seconds(own.end))
@@ -116,6 +140,6 @@ impl Timeline {
     }
 
     fn __str__(&self) -> String {
-        draw::timeline(&self.actions, 100)
+        draw::timeline(&self.0.measured, 100)
     }
 }

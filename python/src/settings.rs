@@ -91,6 +91,7 @@ pub(crate) struct Prepared {
     pub builder: PipelineBuilder,
     pub shared: Values,
     pub copied: Values,
+    pub timeout: Duration,
 }
 
 impl Prepared {
@@ -117,6 +118,7 @@ impl Settings {
         let inputs: Vec<TensorSpec> = self.inputs.into_iter().map(spec).collect::<PyResult<_>>()?;
         let devices: Vec<Device> =
             self.devices.iter().map(|text| text.parse().map_err(wrong)).collect::<PyResult<_>>()?;
+        let timeout = Duration::try_from_secs_f64(self.timeout).map_err(wrong)?;
         let mut builder = Pipeline::builder(sequence, inputs)
             .devices(devices)
             .shared_inputs(self.shared_inputs)
@@ -128,7 +130,7 @@ impl Settings {
             // Modules expect the layout that PyTorch gives them.
             .kernels(Kernels::Aten)
             .open_forwards(self.open_forwards)
-            .timeout(Duration::try_from_secs_f64(self.timeout).map_err(wrong)?)
+            .timeout(timeout)
             .interrupt(interrupt);
         if let Some(remat) = &self.remat {
             builder = builder.remat(remat.parse::<RematPolicies>().map_err(wrong)?);
@@ -161,6 +163,6 @@ impl Settings {
         if let Some((sum, count)) = self.loss {
             builder = builder.loss(PyLoss { sum, count, failure: failure.clone() });
         }
-        Ok(Prepared { builder, shared, copied })
+        Ok(Prepared { builder, shared, copied, timeout })
     }
 }

@@ -252,6 +252,8 @@ def test_settings_are_checked_before_anything_runs():
     refused("clip_norm='a': give a number", own, clip_norm="a")
     refused("balance='auto': give the number of layers", own, stages=2, balance="auto")
     refused("timeout=-1: give seconds above 0", own, timeout=-1)
+    refused("timeout=1e.19: give .* at most 366 days", own, timeout=1e19)
+    refused("timeout=inf: give .* at most 366 days", own, timeout=float("inf"))
     refused("seed=-1: give a whole number from 0 to 18446744073709551615", own, seed=-1)
     refused("seed=18446744073709551616: give", own, seed=2 ** 64)
     refused("clip_norm=-1: give a number above 0", own, clip_norm=-1)

@@ -2,6 +2,7 @@
 
 import copy
 import io
+import pickle
 import xml.dom.minidom
 
 import pytest
@@ -184,6 +185,17 @@ def test_a_report_says_where_time_went_and_draws_it():
     assert {action for _, action, _, _ in timeline.actions()} >= {"0F0", "1B3"}
 
 
+def test_regression_a_report_can_be_pickled():
+    """A timeline could not, so reports could not go to another process."""
+    with pipeline(model(), stages=2, micro_batches=4) as pipe:
+        report = pipe.train_step(*batch())
+    again = pickle.loads(pickle.dumps(report))
+    assert again == report and again.timeline().svg() == report.timeline().svg()
+    assert gpipe.Timeline(report.timeline().json()) == again.timeline()
+    with pytest.raises(ValueError, match="not a step that gpipe wrote"):
+        gpipe.Timeline("{}")
+
+
 def test_memory_is_capped_by_stage():
     own = nn.Sequential(*[nn.Linear(6, 6) for _ in range(3)], nn.Linear(6, 200_000))
     x = torch.randn(8, 6)
@@ -234,8 +246,39 @@ def test_a_profile_leads_to_a_plan_that_runs(tmp_path):
         pipe.train_step(x, y)
     with pytest.raises(gpipe.errors.SettingError, match="leave them out"):
         pipeline(own, stages=None, micro_batches=3, plan=plan, optimizer=adam(own))
+    placed = dict(stages=None, micro_batches=1, plan=plan, optimizer=adam(own))
+    with pipeline(own, devices=["cpu"] * plan.devices, **placed) as pipe:
+        pipe.train_step(x, y)
+    match = f"the plan is for {plan.devices} devices, and devices= names 5"
+    with pytest.raises(gpipe.errors.SettingError, match=match):
+        pipeline(own, devices=["cpu"] * 5, **placed)
     with pytest.raises(gpipe.errors.SettingError):
         gpipe.plan(again, stages=2, micro_batches=[2], schedules=["1f1b"], memory=10)
+
+
+def test_what_is_no_profile_is_refused_by_name(tmp_path):
+    for text in ["{", "[]", "{}", "\xff"]:
+        (tmp_path / "it.json").write_bytes(text.encode("latin-1"))
+        with pytest.raises(gpipe.errors.SettingError, match="it.json is no profile"):
+            gpipe.Profile.read(tmp_path / "it.json")
+
+
+def test_regression_a_damaged_checkpoint_is_told_of(tmp_path):
+    """`load` took the checkpoint before it and said nothing."""
+    own = model()
+    with pipeline(own, optimizer=adam(own)) as pipe:
+        for _ in range(2):
+            pipe.train_step(*batch())
+            newest = pipe.save(tmp_path)
+        damaged = next(newest.glob("*.parameters.safetensors"))
+        damaged.write_bytes(damaged.read_bytes()[:-1])
+        match = f"skipped a damaged checkpoint: .*{newest.name}.*{damaged.name}"
+        with pytest.warns(UserWarning, match=match):
+            pipe.load(tmp_path)
+        assert pipe.steps == 1
+        with pytest.warns(UserWarning, match=match) as told:
+            gpipe.load(tmp_path)
+        assert len(told) == 1 and told[0].filename == __file__
 
 
 def test_the_number_of_micro_batches_changes_no_dropout():

@@ -117,25 +117,34 @@ pub fn newest(folder: &Path) -> Result<Newest> {
     Ok(Newest { found: None, skipped })
 }
 
+/// An undamaged checkpoint, and newer ones that are damaged.
+#[derive(Debug)]
+pub struct Found {
+    /// The checkpoint.
+    pub checkpoint: Checkpoint,
+    /// Newer checkpoints that cannot be used, newest first.
+    pub skipped: Vec<Skipped>,
+}
+
 /// Finds the checkpoint at `path`, which is a checkpoint or a folder of checkpoints. In a folder of
 /// checkpoints, finds the newest undamaged one.
 ///
 /// # Errors
 /// There is no checkpoint, or all of them are damaged.
-pub fn find(path: &Path) -> Result<Newest> {
+pub fn find(path: &Path) -> Result<Found> {
     if path.join(manifest::NAME).exists() {
-        let found = Some(Checkpoint::open(path)?.verified()?);
-        return Ok(Newest { found, skipped: Vec::new() });
+        let checkpoint = Checkpoint::open(path)?.verified()?;
+        return Ok(Found { checkpoint, skipped: Vec::new() });
     }
     if path.is_file() {
         let reason = "it is a file: give the folder of a run or a checkpoint".into();
         return Err(CheckpointError::NotFound { path: path.to_owned(), reason });
     }
-    let newest = newest(path)?;
-    if newest.found.is_some() {
-        return Ok(newest);
+    let Newest { found, skipped } = newest(path)?;
+    if let Some(checkpoint) = found {
+        return Ok(Found { checkpoint, skipped });
     }
-    let reason = match &newest.skipped[..] {
+    let reason = match &skipped[..] {
         [] if path.is_dir() => "there is no checkpoint in it".to_owned(),
         [] => "there is no such folder".to_owned(),
         all => {

@@ -136,7 +136,7 @@ fn oracle_a_step_that_is_saved_twice_is_there_once() {
     common::step(&mut run.pipeline);
     assert_eq!(run.save(keep_best(1), 5, Some(5)), [5]);
     assert_eq!(names(run.path()), ["best", "latest", "step-00000005"]);
-    let found = folder::find(run.path()).unwrap().found.unwrap();
+    let found = folder::find(run.path()).unwrap().checkpoint;
     assert_eq!(found.manifest().counters.step, 2);
     // The same with a single writer.
     let mut checkpoints = Checkpoints::open(run.path(), keep(1)).unwrap();

@@ -358,7 +358,7 @@ fn fault_layers_may_be_called_anything() {
     assert!(files.contains(&"0002-a_b.parameters.safetensors".to_owned()), "{files:?}");
     assert_eq!(names(folder.path()), ["latest", "step-00000001"]);
     let mut other = builder(model()).build().unwrap();
-    folder::find(folder.path()).unwrap().found.unwrap().restore(&mut other).unwrap();
+    folder::find(folder.path()).unwrap().checkpoint.restore(&mut other).unwrap();
     assert_same(&flat(&mut other), &flat(&mut pipeline), "odd names");
 }
 

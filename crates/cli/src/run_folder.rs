@@ -279,10 +279,15 @@ pub(crate) fn checkpoint_in(folder: &Path) -> Result<Option<Checkpoint>, CliErro
     }
     let own = folder.join(CHECKPOINTS);
     let newest = folder::newest(if own.is_dir() { &own } else { folder })?;
-    for folder::Skipped { folder, reason } in &newest.skipped {
+    tell_skipped(&newest.skipped);
+    Ok(newest.found)
+}
+
+/// Warns of damaged checkpoints, in whose place an older one is used.
+pub(crate) fn tell_skipped(skipped: &[folder::Skipped]) {
+    for folder::Skipped { folder, reason } in skipped {
         complain!("gpipe: warning: skipped {}: {reason}", folder.display());
     }
-    Ok(newest.found)
 }
 
 /// The folders of runs in `folder`, by name, at most [`LISTED_MAX`].

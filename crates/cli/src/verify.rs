@@ -10,7 +10,7 @@ use std::{
 };
 
 use gpipe::{Pipeline, RematPolicies, StepReport};
-use gpipe_checkpoint::{Checkpoints, RunInfo, Settings, folder};
+use gpipe_checkpoint::{CheckpointError, Checkpoints, RunInfo, Settings, folder};
 use serde::{Deserialize, Serialize};
 use tch::{Kind, Tensor};
 
@@ -285,15 +285,15 @@ fn through_files(
     };
     checkpoints.save(&mut pipeline, RunInfo::default())?;
     checkpoints.wait()?;
-    let found = folder::find(&path)?.found;
-    let missing = || {
-        let place = path.display();
-        CliError::Usage(format!(
-            "{place}: the checkpoint that was just written is not there: processes of several \
-            hosts need a TMPDIR that they share"
-        ))
-    };
-    let restored = found.ok_or_else(missing)?.restore(&mut resumed).map_err(CliError::from);
+    let found = folder::find(&path).map_err(|error| match error {
+        CheckpointError::NotFound { .. } => CliError::Usage(format!(
+            "{}: the checkpoint that was just written is not there: processes of several hosts \
+            need a TMPDIR that they share",
+            path.display()
+        )),
+        other => other.into(),
+    })?;
+    let restored = found.checkpoint.restore(&mut resumed).map_err(CliError::from);
     // The first process's folder is deleted once all have read it.
     among.map_or(Ok(()), |processes| processes.all(Ok(())))?;
     restored?;

@@ -251,12 +251,15 @@ fn fault_damaged_checkpoints_are_passed_over_with_the_reason() {
     folder.refuses(&["train", "--resume", "run/checkpoints/latest"], &["embedding", "SHA-256"]);
     folder.copy("run", "named");
     for (run, auto) in [("named", false), ("run", true)] {
-        let printed = match auto {
-            false => folder.succeeds(&["train", "--resume", run, "--steps", "8"]),
-            true => folder.succeeds(&constant(run, "8", &["--resume", "auto"])),
+        let output = match auto {
+            false => folder.gpipe(&["train", "--resume", run, "--steps", "8"]),
+            true => folder.gpipe(&constant(run, "8", &["--resume", "auto"])),
         };
-        let skipped = format!("skipped {}", file(6, "").trim_end_matches('/'));
-        let line = printed.lines().next().unwrap();
+        let [printed, warned] =
+            [output.stdout, output.stderr].map(|text| String::from_utf8(text).unwrap());
+        assert!(output.status.success(), "{warned}");
+        let skipped = format!("gpipe: warning: skipped {}", file(6, "").trim_end_matches('/'));
+        let line = warned.lines().next().unwrap();
         assert!(line.starts_with(&skipped.replace("run/", &format!("{run}/"))), "{line}");
         assert!(line.contains("0000-embedding.parameters.safetensors: "), "{line}");
         assert!(printed.contains(&format!("resuming {run}/checkpoints/step-00000004: ")));

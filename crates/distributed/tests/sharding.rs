@@ -148,7 +148,7 @@ fn saved(replicas: usize, stages: usize, processes: usize, shards: bool) -> temp
 
 #[test]
 fn transparency_of_checkpoints_of_shards() {
-    let newest = |home: &tempfile::TempDir| folder::find(home.path()).unwrap().found.unwrap();
+    let newest = |home: &tempfile::TempDir| folder::find(home.path()).unwrap().checkpoint;
     let plain = saved(2, 2, 1, false);
     let expected = files(newest(&plain).folder());
     assert!(expected.len() > 5, "{:?}", expected.keys());

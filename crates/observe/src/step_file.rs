@@ -151,6 +151,17 @@ impl StepFile {
         Self::parse(&text).map_err(damaged)
     }
 
+    /// The text of a file.
+    ///
+    /// # Errors
+    /// Describes what exceeds the limits above, and where.
+    pub fn to_json(&self) -> Result<String, String> {
+        self.check()?;
+        let mut text = Vec::new();
+        self.write_to(&mut text).map_err(|error| error.to_string())?;
+        String::from_utf8(text).map_err(|error| error.to_string())
+    }
+
     /// Parses the text of a file.
     ///
     /// # Errors

@@ -17,7 +17,7 @@ use crate::{
     metrics::METRICS,
     output::prose,
     processes::Processes,
-    run_folder::{CHECKPOINTS, WEIGHTS},
+    run_folder::{CHECKPOINTS, WEIGHTS, tell_skipped},
     task,
     values::ScheduleChoice,
 };
@@ -153,11 +153,9 @@ impl Start {
     /// Starts from the checkpoint or run at `path`.
     fn from(arguments: &TrainArguments, path: &Path) -> Result<Self, CliError> {
         let checkpoints = path.join(CHECKPOINTS);
-        let newest = folder::find(if checkpoints.is_dir() { &checkpoints } else { path })?;
-        tell_skipped(&newest.skipped);
-        let Some(checkpoint) = newest.found else {
-            return Err(CliError::Usage(format!("{}: there is no checkpoint", path.display())));
-        };
+        let found = folder::find(if checkpoints.is_dir() { &checkpoints } else { path })?;
+        tell_skipped(&found.skipped);
+        let checkpoint = found.checkpoint;
         let config = match &arguments.pipeline.config.config {
             Some(_) => configuration(arguments)?,
             None => saved_configuration(&checkpoint, arguments)?,
@@ -296,12 +294,6 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
         false => "",
     };
     Err(CliError::Usage(format!("{}: {remedy}{merged}", refused.join("; "))))
-}
-
-fn tell_skipped(skipped: &[folder::Skipped]) {
-    for folder::Skipped { folder, reason } in skipped {
-        prose!("skipped {}: {reason}", folder.display());
-    }
 }
 
 /// The path relative to the current folder, if it lies inside.
