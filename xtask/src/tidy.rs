@@ -27,8 +27,8 @@ const BORDERS: &[(&str, &[&str])] = &[
     ("observe", &["gpipe-core", "gpipe-files"]),
     ("runtime", &["gpipe-core"]),
     ("gpipe", &["gpipe-core", "gpipe-runtime", "gpipe-bridge"]),
-    ("checkpoint", &["gpipe", "gpipe-bridge", "gpipe-files"]),
-    ("models", &["gpipe", "gpipe-bridge"]),
+    ("checkpoint", &["gpipe", "gpipe-files"]),
+    ("models", &["gpipe"]),
     ("distributed", &["gpipe", "gpipe-bridge", "gpipe-core"]),
 ];
 
