@@ -173,8 +173,8 @@ fn main() -> ExitCode {
         ["golden", "--bless"] => run(GOLDEN),
         _ => {
             eprintln!(
-                "usage: cargo xtask ci | simulated-gpu | soak | fuzz [SECONDS] [TARGET..] | tidy | \
-                 golden --bless"
+                "usage: cargo xtask ci | simulated-gpu | soak | fuzz [SECONDS] [TARGET..] | \
+                 licences | tidy | golden --bless"
             );
             return ExitCode::from(2);
         }
@@ -183,7 +183,7 @@ fn main() -> ExitCode {
 }
 
 /// Time to fuzz each reader, in seconds. All together take an hour.
-const FUZZ_SECONDS: u64 = 190;
+const FUZZ_SECONDS: u64 = 156;
 
 /// Maximum time of a soak, in seconds, and the part reserved for building the fuzzer.
 const SOAK_SECONDS: u64 = 3600;
