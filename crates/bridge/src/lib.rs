@@ -30,7 +30,7 @@
 //!
 //! # Side channels
 //!
-//! Seven thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
+//! Eight thread-locals in C++ bypass the signatures, because libtorch's own calls lie between their
 //! two ends and take no argument of ours:
 //!
 //! | what | set by | read by | why not an argument |
@@ -38,12 +38,13 @@
 //! | the current arena | [`memory::enter`], before each action | the allocator, at each allocation | ATen allocates inside its operators |
 //! | the last refusal | the allocator, when a cap refuses | [`memory::take_refusal`], when an operator failed | an allocator can only throw, and ATen turns that into text |
 //! | the [`op_cache`] that records or replays | [`op_cache::OpCache`], around one layer's forward | [`linear`] and [`convolution`] | a layer's code calls these, and must not know whether it is recomputed |
+//! | whether nobody reads a product | [`op_cache::unread`], around one product | [`linear`] | a layer's code calls it, and must not know whether it is recomputed |
 //! | the [`offload::SavedTensors`] that collects | [`offload::SavedTensors::around`], around a stage's forward | autograd's hooks, for each tensor that an operator saves | ATen saves tensors inside its operators |
 //! | the [`hollow::HollowGraph`] that records or is filled | [`hollow::HollowGraph`], around one layer's forward | autograd's hooks, for each tensor that an operator saves, and [`linear`] | ATen saves tensors inside its operators |
 //! | the [`ledger`] that counts | [`ledger::begin`], before an action | libtorch's dispatcher, at each operation | ATen runs operations inside its operators |
 //! | the [`random`] scopes | [`random::Scope`], around one layer's forward | libtorch's random operators, through a dispatch key | a layer's code calls these |
 //!
-//! All seven belong to the thread of one device's stages. gpipe passes nothing else this way.
+//! All eight belong to the thread of one device's stages. gpipe passes nothing else this way.
 
 pub mod c10d;
 pub mod convolution;

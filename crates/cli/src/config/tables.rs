@@ -105,10 +105,11 @@ pub(crate) struct PipelineConfig {
     /// have the dtype of the arithmetic, too.
     #[serde(with = "as_text")]
     pub dtype: Dtype,
-    /// CPU kernels. `aten` uses libtorch's operations throughout. `channels-last` uses its matrix
-    /// products, images in channels-last layout, and own kernels for attention, RMSNorm, SwiGLU and
-    /// rotary positions. `onednn` is like `channels-last` with oneDNN's matrix products in float32,
-    /// which are up to twice as fast where MKL lacks AVX-512. `fastest` chooses for this machine.
+    /// CPU kernels. `aten` uses libtorch's operations throughout. `channels-last` uses libtorch's
+    /// matrix products, images in channels-last layout, and gpipe's kernels for attention, RMSNorm,
+    /// SwiGLU and rotary positions. `onednn` is like `channels-last` with oneDNN's matrix products
+    /// in float32, which are up to twice as fast where MKL lacks AVX-512. `fastest` chooses for
+    /// this machine.
     #[serde(with = "as_text")]
     pub kernels: KernelChoice,
     /// Number of rows (positions of samples) of the output layer and the loss to compute at a time.
