@@ -41,7 +41,8 @@ WHAT = (
     " product, measured with all stages at it; of the rest at the speed of memory. FLOPs are the"
     " multiplications and additions of products, convolutions and attention, forward and backward:"
     " 2 for each weight and row in a forward, twice that in a backward, and 4 for each query, key"
-    " and feature of attention, also where a causal mask hides the key."
+    " and feature of attention, also where a causal mask hides the key. *Waiting* is what is left"
+    " of stages times step: the schedule's filling and draining, and the difference of the stages."
 )
 
 
@@ -71,11 +72,13 @@ def middle(runs):
 
 
 def by_work(own):
-    """kind of work -> its time and least time, in ms."""
+    """kind of work, or waiting -> its time and least time, in ms."""
     sums = {}
     for one in own["operations"]:
         time, least = sums.get(one["work"], (0.0, 0.0))
         sums[one["work"]] = (time + one["time_ns"] / 1e6, least + one["least_ns"] / 1e6)
+    busy = sum(time for time, _ in sums.values())
+    sums["waiting"] = (max(0.0, own["stages"] * own["step_ns"] / 1e6 - busy), 0.0)
     return sums
 
 
