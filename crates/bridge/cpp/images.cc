@@ -1,8 +1,10 @@
-// Batch norm, with the ReLU behind it, and pooling, of float32 images in channels-last layout.
+// Batch norm, with the ReLU behind it, of float32 images in channels-last layout, and pooling of
+// float32 and bfloat16 ones.
 //
 // Libtorch's batch norm and ReLU are two operations, each of which reads and writes the images; the
 // backward of its norm is slower than memory. Its max pooling saves the images and eight bytes for
-// each output. Here it is a byte for each output.
+// each output. Here it is a byte for each output. In bfloat16 its pooling is many times slower than
+// a conversion to float32 and back.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "kernels.h"
 #include "ledger.h"
@@ -20,9 +22,15 @@ using torch::autograd::variable_list;
 // Channels of a cache line: threads that divide channels do not share one.
 constexpr int64_t kLine = 16;
 
-bool is_images(const at::Tensor &x) {
-  return x.device().is_cpu() && x.layout() == at::kStrided && x.scalar_type() == at::kFloat &&
-         x.dim() == 4 && x.numel() > 0 && !x.is_neg() && x.is_contiguous(kChannelsLast);
+bool lie_so(const at::Tensor &x) {
+  return x.device().is_cpu() && x.layout() == at::kStrided && x.dim() == 4 && x.numel() > 0 &&
+         !x.is_neg() && x.is_contiguous(kChannelsLast);
+}
+
+bool is_images(const at::Tensor &x) { return lie_so(x) && x.scalar_type() == at::kFloat; }
+
+bool can_pool(const at::Tensor &x) {
+  return is_images(x) || (lie_so(x) && x.scalar_type() == at::kBFloat16);
 }
 
 // Calls `work(first, pixels)` with ranges of the channels, on several threads if they pay.
@@ -128,9 +136,10 @@ template <typename Work> void by_sample(int64_t samples, const Windows &windows,
 }
 
 struct Pool : torch::autograd::Function<Pool> {
-  static at::Tensor forward(AutogradContext *context, const at::Tensor &x, int64_t size,
+  static at::Tensor forward(AutogradContext *context, const at::Tensor &own, int64_t size,
                             int64_t stride, int64_t padding, bool ceil, bool largest) {
     at::AutoDispatchBelowADInplaceOrView below;
+    const at::Tensor x = own.to(at::kFloat);
     const int64_t samples = x.size(0);
     const Windows windows = windows_of(x.sizes(), size, stride, padding, ceil);
     const std::vector<int64_t> sizes{samples, windows.channels, windows.out_height,
@@ -156,14 +165,14 @@ struct Pool : torch::autograd::Function<Pool> {
       context->saved_data[name] = value;
     context->saved_data["ceil"] = ceil;
     context->saved_data["sizes"] = x.sizes();
-    return y;
+    return y.to(own.scalar_type());
   }
 
   static variable_list backward(AutogradContext *context, variable_list grads) {
     differentiable_once();
     at::NoGradGuard no_grad;
     const at::Tensor which = context->get_saved_variables()[0];
-    const at::Tensor dy = readable(grads[0]).contiguous(kChannelsLast);
+    const at::Tensor dy = readable(grads[0]).to(at::kFloat).contiguous(kChannelsLast);
     const auto sizes = context->saved_data["sizes"].toIntVector();
     const auto number = [&](const char *name) { return context->saved_data[name].toInt(); };
     const Windows windows = windows_of(sizes, number("size"), number("stride"), number("padding"),
@@ -183,7 +192,7 @@ struct Pool : torch::autograd::Function<Pool> {
         image_kernels().average_pool_backward(windows, given + sample * made, to + sample * own);
     });
     const at::Tensor none;
-    return {dx, none, none, none, none, none};
+    return {dx.to(grads[0].scalar_type()), none, none, none, none, none};
   }
 };
 
@@ -228,6 +237,8 @@ struct EverySecond : torch::autograd::Function<EverySecond> {
 
 bool are_images(Address x) { return is_images(borrow(x)); }
 
+bool can_pool_images(Address x) { return can_pool(borrow(x)); }
+
 rust::Vec<Address> batch_norm_images(Address x_address, Address w_address, Address b_address,
                                      double eps, bool relu) {
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address), &b = borrow(b_address);
@@ -250,12 +261,12 @@ Address pool_images(Address x_address, int64_t size, int64_t stride, int64_t pad
   const auto fits = [&](int64_t length) {
     return windows_along(length, size, stride, padding, ceil) > 0;
   };
-  TORCH_CHECK(is_images(x) && size >= 1 && size <= 15 && stride >= 1 && stride <= INT32_MAX &&
+  TORCH_CHECK(can_pool(x) && size >= 1 && size <= 15 && stride >= 1 && stride <= INT32_MAX &&
                   padding >= 0 && padding <= size / 2 && fits(x.size(2)) && fits(x.size(3)),
               "pooling of ", x.scalar_type(), " ", x.sizes(), " in windows of ", size, " x ", size,
               ", stride ", stride, ", padding ", padding,
-              ": it takes float32 images in channels-last layout, on a CPU, that a window fits, of "
-              "at most 15 x 15, half of which may be padding");
+              ": it takes float32 or bfloat16 images in channels-last layout, on a CPU, that a window "
+              "fits, of at most 15 x 15, half of which may be padding");
   return give(Pool::apply(x, size, stride, padding, ceil, largest));
 }
 

@@ -1,15 +1,21 @@
-//! Batch norm, alone or with the ReLU behind it, and pooling, of float32 images in channels-last
-//! layout on CPUs. They are differentiable once.
+//! Batch norm, alone or with the ReLU behind it, and pooling, of images in channels-last layout on
+//! CPUs: in float32, and pooling in bfloat16, too. They are differentiable once.
 
 use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
 /// Whether these operations take `x`: `[samples, channels, height, width]` in float32 on a CPU, in
-/// channels-last layout without gaps.
+/// channels-last layout without gaps. Pooling takes more: see [`can_pool`].
 pub fn takes(x: &Tensor) -> bool {
     // SAFETY: the tensor at this address is borrowed for the whole call.
     unsafe { bridged::are_images(address(x)) }.unwrap_or(false)
+}
+
+/// Whether [`pool`] takes `x`: what [`takes`] takes, and the same in bfloat16.
+pub fn can_pool(x: &Tensor) -> bool {
+    // SAFETY: the tensor at this address is borrowed for the whole call.
+    unsafe { bridged::can_pool_images(address(x)) }.unwrap_or(false)
 }
 
 /// What [`batch_norm`] gives.
@@ -72,11 +78,11 @@ pub enum Pooling {
     Average,
 }
 
-/// The maximum or the average of each window of `x`. It saves a byte for each maximum, and nothing
-/// for averages.
+/// The maximum or the average of each window of `x`, in the dtype of `x`. It computes in float32. It
+/// saves a byte for each maximum, and nothing for averages.
 ///
 /// # Errors
-/// Images that [`takes`] does not take; windows that do not fit them; out of memory.
+/// Images that [`can_pool`] does not take; windows that do not fit them; out of memory.
 pub fn pool(x: &Tensor, windows: &Windows, pooling: Pooling) -> Result<Tensor> {
     let Windows { size, stride, padding, ceil } = *windows;
     let largest = pooling == Pooling::Maximum;
@@ -233,6 +239,32 @@ mod tests {
                     let limit = if pooling == Pooling::Maximum { 0.0 } else { 1e-6 };
                     assert!(off <= limit, "{pooling:?} of {shape:?} {windows:?}: off by {off}");
                 }
+            }
+        }
+    }
+
+    #[test]
+    fn oracle_pooling_in_bfloat16_is_that_of_float32_rounded() {
+        for shape in SHAPES.into_iter().filter(|shape| shape[2].min(shape[3]) > 1) {
+            let windows = Windows { size: 3, stride: 1, padding: 1, ceil: false };
+            let x = images(shape, 0.7).to_kind(Kind::BFloat16);
+            let dy = images(shape, 0.9).to_kind(Kind::BFloat16);
+            assert!(can_pool(&x) && !takes(&x));
+            for pooling in [Pooling::Maximum, Pooling::Average] {
+                let run = |kind: Kind| {
+                    let x = x.to_kind(kind).detach().set_requires_grad(true);
+                    let y = pool(&x, &windows, pooling).unwrap();
+                    assert_eq!(y.kind(), kind);
+                    let found = gradients(&y, &dy.to_kind(kind), &[&x]).remove(0);
+                    [y.detach(), found].map(|one| one.to_kind(Kind::BFloat16))
+                };
+                assert_eq!(run(Kind::BFloat16), run(Kind::Float), "{pooling:?} of {shape:?}");
+                let theirs = match pooling {
+                    Pooling::Maximum => x.max_pool2d([3; 2], [1; 2], [1; 2], [1; 2], false),
+                    Pooling::Average => x.avg_pool2d([3; 2], [1; 2], [1; 2], false, false, None),
+                };
+                let [own, _] = run(Kind::BFloat16);
+                assert!(own.equal(&theirs), "{pooling:?} of {shape:?} beside libtorch's");
             }
         }
     }

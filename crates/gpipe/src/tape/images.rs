@@ -110,9 +110,15 @@ impl Tape {
 
     /// Whether the bridge's operations on images take `x`.
     fn fuses_images(&self, x: Var) -> bool {
-        let is_float = self.spec(x).kind == Kind::Float && self.spec(x).shape.len() == 4;
+        self.fuses_pooling(x) && self.spec(x).kind == Kind::Float
+    }
+
+    /// Whether the bridge's pooling takes `x`.
+    fn fuses_pooling(&self, x: Var) -> bool {
+        let spec = self.spec(x);
+        let fits = matches!(spec.kind, Kind::Float | Kind::BFloat16) && spec.shape.len() == 4;
         let lies_so = self.is_channels_last(x) || !self.layouts_differ(x);
-        self.kernels() != Kernels::Aten && is_float && lies_so
+        self.kernels() != Kernels::Aten && fits && lies_so
     }
 
     /// [`crate::Forward::batch_norm`] with parameters `first` and `first + 1`.
@@ -154,9 +160,16 @@ impl Tape {
     /// [`crate::Forward::pool`] to `output`.
     pub fn pool(&mut self, x: Var, output: TensorSpec, pooling: Pooling) -> Var {
         let found = output.elements();
-        match (pooling, self.fuses_images(x)) {
-            (Pooling::Maximum, true) => self.push(Node::new(&[x], output).saving_bytes(found)),
-            (Pooling::Average, true) => self.push(Node::new(&[x], output)),
+        // In another dtype, both sides are in float32 for a while.
+        let converted = match self.spec(x).kind {
+            Kind::Float => 0.0,
+            _ => FLOAT * (self.spec(x).elements() + found),
+        };
+        let fused =
+            |output| Node::new(&[x], output).forward_bytes(converted).backward_bytes(converted);
+        match (pooling, self.fuses_pooling(x)) {
+            (Pooling::Maximum, true) => self.push(fused(output).saving_bytes(found)),
+            (Pooling::Average, true) => self.push(fused(output)),
             (Pooling::Maximum, false) => {
                 self.push(Node::new(&[x], output).saving(&[x]).saving_bytes(INDEX * found))
             }
