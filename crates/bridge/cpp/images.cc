@@ -265,8 +265,8 @@ Address pool_images(Address x_address, int64_t size, int64_t stride, int64_t pad
                   padding >= 0 && padding <= size / 2 && fits(x.size(2)) && fits(x.size(3)),
               "pooling of ", x.scalar_type(), " ", x.sizes(), " in windows of ", size, " x ", size,
               ", stride ", stride, ", padding ", padding,
-              ": it takes float32 or bfloat16 images in channels-last layout, on a CPU, that a window "
-              "fits, of at most 15 x 15, half of which may be padding");
+              ": it takes float32 or bfloat16 images in channels-last layout, on a CPU, that a "
+              "window fits, of at most 15 x 15, half of which may be padding");
   return give(Pool::apply(x, size, stride, padding, ceil, largest));
 }
 

@@ -78,8 +78,8 @@ pub enum Pooling {
     Average,
 }
 
-/// The maximum or the average of each window of `x`, in the dtype of `x`. It computes in float32. It
-/// saves a byte for each maximum, and nothing for averages.
+/// The maximum or the average of each window of `x`, in the dtype of `x`. It computes in float32,
+/// and saves a byte for each maximum, and nothing for averages.
 ///
 /// # Errors
 /// Images that [`can_pool`] does not take; windows that do not fit them; out of memory.
