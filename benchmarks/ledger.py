@@ -36,13 +36,14 @@ WAYS = {
     2: ["--stages", 2, "--micro-batches", 8, "--schedule", "zb-h1", "--remat", "never"],
 }
 WHAT = (
-    "Times are of a step, of all stages together, so two stages have about the time of one. *Least*"
-    " is the least time: of products and convolutions at the speed of the workload's largest"
-    " product, measured with all stages at it; of the rest at the speed of memory. FLOPs are the"
-    " multiplications and additions of products, convolutions and attention, forward and backward:"
-    " 2 for each weight and row in a forward, twice that in a backward, and 4 for each query, key"
-    " and feature of attention, also where a causal mask hides the key. *Waiting* is what is left"
-    " of stages times step: the schedule's filling and draining, and the difference of the stages."
+    "Times are of a step, of all stages together. *Waiting* is the stages' time (stages times step)"
+    " without all other rows, at least 0: mostly the schedule's filling and draining, and the"
+    " difference of the stages. With it, *all* is the stages' time. *Least* is the least time: of"
+    " products and convolutions at the speed of the workload's largest product, measured with all"
+    " stages at it; of the rest at the speed of memory. FLOPs are the multiplications and additions"
+    " of products, convolutions and attention, forward and backward: 2 for each weight and row in a"
+    " forward, twice that in a backward, and 4 for each query, key and feature of attention, also"
+    " where a causal mask hides the key."
 )
 
 

@@ -204,7 +204,7 @@ pub fn main() -> ExitCode {
             }
         },
         Err(error) => {
-            output::last_words(format_args!("gpipe: {error}"));
+            output::always_line(format_args!("gpipe: {error}"));
             error.exit_code()
         }
     }

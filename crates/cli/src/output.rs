@@ -103,12 +103,12 @@ fn print(text: &str) {
 
 pub(crate) fn error_line(text: fmt::Arguments<'_>) {
     if !is_quiet() {
-        last_words(text);
+        always_line(text);
     }
 }
 
-/// Prints the error that ends the command, even in a silenced process.
-pub(crate) fn last_words(text: fmt::Arguments<'_>) {
+/// Prints a line, such as the error that ends the command, even in a silenced process.
+pub(crate) fn always_line(text: fmt::Arguments<'_>) {
     let columns = terminal_size::terminal_size_of(io::stderr());
     let text = shown(text, columns.map(|(width, _)| width.0));
     // There is nowhere to report a failure.

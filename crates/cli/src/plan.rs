@@ -72,7 +72,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
         true => {
             let of_threads = |config: &Config, deployment: Deployment| {
                 let path = profile::path_of_threads(&arguments.config, deployment.threads);
-                plan_ways::costs_of_threads(config, &path)
+                plan_ways::costs_of_threads(config, profile::existing(path).as_deref())
             };
             plan_ways::planned((&config, &devices, &source), &choices, of_threads)?
         }

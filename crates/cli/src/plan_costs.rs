@@ -17,11 +17,7 @@ pub(crate) fn source(arguments: &PlanArguments, config: &Config) -> Result<Sourc
     let path = match (&arguments.profile, arguments.analytic) {
         (Some(path), _) => Some(path.clone()),
         (None, true) => None,
-        (None, false) => {
-            let path = profile::default_path(&arguments.config);
-            let short = profile::path_of_short(&path);
-            [path, short].into_iter().find(|path| path.exists())
-        }
+        (None, false) => profile::existing(profile::default_path(&arguments.config)),
     };
     let mut source = match path {
         Some(path) => {

@@ -189,7 +189,7 @@ fn automatic(
         match config.pipeline.stages == 1 && deployment.replicas == 1 {
             true => profiled(&path, config, (task, model), processes).map(Some),
             // Measuring all of them would take longer than a short training.
-            false => plan_ways::costs_of_threads(config, &path),
+            false => plan_ways::costs_of_threads(config, profile::existing(path).as_deref()),
         }
     };
     choices.takes_the_best = true;
@@ -228,7 +228,7 @@ fn profiled(
                 Some(Ok(found)) if found.subject == subject => {
                     return Ok(Some((path.to_owned(), found)));
                 }
-                Some(Err(error)) => prose!("{error}: it is measured anew"),
+                Some(Err(error)) => prose!("{error}: it is not used"),
                 _ => {}
             }
         }

@@ -166,17 +166,20 @@ fn others(config: &Config, devices: &[PlanDevice]) -> Vec<(Deployment, Config, V
     all
 }
 
-/// The costs of stages with several threads, if they were measured into `path`.
-pub(crate) fn costs_of_threads(config: &Config, path: &Path) -> Result<Option<Source>, CliError> {
+/// The costs of stages with several threads, if they were measured into a file at `path`.
+pub(crate) fn costs_of_threads(
+    config: &Config,
+    path: Option<&Path>,
+) -> Result<Option<Source>, CliError> {
     let threads = config.pipeline.threads_per_stage;
-    if !path.exists() {
+    let Some(path) = path else {
         prose!(
             "left out: {threads} threads for each stage, which were not measured: gpipe profile \
             --threads-per-stage {threads} --stages {}",
             config.pipeline.stages
         );
         return Ok(None);
-    }
+    };
     let found = profile::read(path)?;
     let size = usize::try_from(found.subject.classes).unwrap_or(0);
     let model = task::model(config, size)?;

@@ -286,9 +286,9 @@ fn through_files(
     checkpoints.save(&mut pipeline, RunInfo::default())?;
     checkpoints.wait()?;
     let found = folder::find(&path).map_err(|error| match error {
-        CheckpointError::NotFound { .. } => CliError::Usage(format!(
-            "{}: the checkpoint that was just written is not there: processes of several hosts \
-            need a TMPDIR that they share",
+        CheckpointError::NotFound { path, reason } => CliError::Usage(format!(
+            "{}: the checkpoint that was just written cannot be read: {reason}; processes of \
+            several hosts need a TMPDIR that they share",
             path.display()
         )),
         other => other.into(),

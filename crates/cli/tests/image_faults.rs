@@ -50,8 +50,8 @@ fn fault_an_unreadable_image_stops_training_and_the_state_is_saved() {
         "train/disc/03.jpg",
         "neither JPEG nor PNG",
         "the state after step ",
-        "is saved; to continue (without the image: another file, or none, would be other data): \
-        gpipe train --resume run --set images.on_unreadable=skip\n",
+        "is saved; to continue: gpipe train --resume run --set images.on_unreadable=skip, which \
+        leaves the image out. Do not replace or remove the file: a run must keep its data\n",
     ];
     folder.refuses(&[&TRAIN[..], &["--steps", "3"]].concat(), &parts);
     assert_eq!(steps(&folder, "run").len(), 1);

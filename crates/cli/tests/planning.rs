@@ -306,6 +306,16 @@ fn oracle_auto_profiles_once_and_stays_within_the_memory() {
     assert!(first.contains("profiling "), "{first}");
     let again = folder.succeeds(&auto);
     assert!(!again.contains("profiling ") && again.contains("plan: "), "{again}");
+    // A short training keeps what little it measured apart. The plan command makes do with it.
+    let is_there = |name: &str| folder.path(name).exists();
+    assert!(is_there("out/short.tiny.profile.json") && !is_there("out/tiny.profile.json"));
+    let plan = with(&["plan", "tiny.toml", "--devices", "2", "--micro-batches", "2"], &small);
+    assert!(folder.succeeds(&plan).contains("out/short.tiny.profile.json"));
+    let auto_of = |steps| -> Vec<&str> {
+        auto.iter().map(|part| if *part == "3" { steps } else { *part }).collect()
+    };
+    let longer = folder.succeeds(&with(&auto_of("501"), &["--out", "long"]));
+    assert!(longer.contains("profiling ") && is_there("out/tiny.profile.json"), "{longer}");
     // Another model: the old profile is of no use.
     let other = folder.succeeds(&with(&auto, &["--set", "model.hidden=48"]));
     assert!(other.contains("profiling "), "{other}");

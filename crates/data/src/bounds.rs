@@ -1,6 +1,7 @@
 //! Limits that error messages name. Everything that is read or built has a limit.
 
-/// Maximum number of bytes of a corpus of text, before it is cut: 64 GiB. It is held in memory.
+/// Maximum number of bytes of a corpus of text, before a part is split off for validation: 64 GiB.
+/// It is held in memory.
 pub const TEXT_BYTES_MAX: u64 = 64 << 30;
 
 /// Maximum number of files and folders in one folder of text.

@@ -38,7 +38,7 @@ impl Omissions {
         self.0.is_empty()
     }
 
-    /// The same after a space and in brackets, or nothing.
+    /// What was left out, in brackets after a space; empty if nothing was.
     pub(crate) fn in_brackets(&self) -> String {
         if self.is_empty() { String::new() } else { format!(" (left out: {self})") }
     }

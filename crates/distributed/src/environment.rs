@@ -132,7 +132,8 @@ impl Environment {
     /// How this process meets the others.
     ///
     /// # Errors
-    /// If the store's host is unknown, or rank 0 cannot listen at its port.
+    /// If the store's host is unknown, if this is rank 0 and that host is another machine, or if
+    /// rank 0 cannot listen at its port.
     pub fn meeting(
         &self,
         timeout: Duration,
@@ -179,7 +180,9 @@ impl Environment {
         let socket = UdpSocket::bind((any, 0)).map_err(failed)?;
         socket.connect(master).map_err(failed)?;
         let own = socket.local_addr().map_err(failed)?.ip();
-        if serves && !all.iter().copied().any(is_here) {
+        // Of the other family of addresses, this machine may have none.
+        let alike = all.iter().filter(|one| one.is_ipv4() == master.is_ipv4());
+        if serves && !alike.copied().any(is_here) {
             return Err(EnvironmentError::Variable(format!(
                 "{at} is not an address of this machine, and rank 0 serves the store here: start \
                 rank 0 on {}, or set {MASTER_ADDR}={own} for every process. If {} forwards to this \

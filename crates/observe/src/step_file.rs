@@ -151,7 +151,7 @@ impl StepFile {
         Self::parse(&text).map_err(damaged)
     }
 
-    /// The text of a file.
+    /// The file's content, as [`Self::write`] writes it.
     ///
     /// # Errors
     /// Describes what exceeds the limits above, and where.

@@ -77,7 +77,7 @@ impl Waiting {
         let (ends, ended) = mpsc::channel::<()>();
         let wait = move || {
             if ended.recv_timeout(time) == Err(mpsc::RecvTimeoutError::Timeout) {
-                output::last_words(format_args!("gpipe: {line}"));
+                output::always_line(format_args!("gpipe: {line}"));
             }
         };
         // Without a thread to spare nothing is told, and nothing is lost.

@@ -113,22 +113,21 @@ pub(crate) struct Extent<'a> {
 
 /// What `--plan auto` measures.
 pub(crate) struct ForPlan {
-    /// Whether only M as configured is measured.
-    only_own: bool,
+    /// Steps of each kind.
     steps: u64,
-    /// Why it is less than the default.
-    why: &'static str,
-    /// Whether the training alone is the reason: a longer one needs more.
+    /// Why only the configured M is measured; `None` if all default M are.
+    only_own: Option<&'static str>,
+    /// Whether the number of steps is the reason: a longer training needs more.
     pub is_short: bool,
 }
 
-/// What `--plan auto` measures. A large model or a short training would take less time than all
-/// measurements: one M, in a step of each kind. With batch norms a plan must keep the size of
-/// micro-batches.
+/// Chooses what `--plan auto` measures. Measuring everything would take longer than a short
+/// training, and long for a large model: one step of each kind, at the configured M. A model with
+/// batch norms must keep the size of micro-batches, so only that size is measured.
 pub(crate) fn for_plan(config: &Config, model: &Sequence) -> Result<ForPlan, CliError> {
     let inputs = task::inputs(config, config.samples_of_a_pipeline());
     let forward: u64 = model.costs(&inputs, task::kind(config))?.into_iter().sum();
-    let one = |steps, why| ForPlan { only_own: true, steps, why, is_short: false };
+    let one = |steps, why| ForPlan { steps, only_own: Some(why), is_short: false };
     Ok(if 3.0 * forward as f64 > LARGE_FLOPS {
         one(1, "large model")
     } else if estimated(config, model)?.has_batch_norms() {
@@ -136,7 +135,7 @@ pub(crate) fn for_plan(config: &Config, model: &Sequence) -> Result<ForPlan, Cli
     } else if config.train.steps <= SHORT_STEPS {
         ForPlan { is_short: true, ..one(1, "short training") }
     } else {
-        ForPlan { only_own: false, steps: STEPS, why: "", is_short: false }
+        ForPlan { steps: STEPS, only_own: None, is_short: false }
     })
 }
 
@@ -148,10 +147,13 @@ pub(crate) fn measure_for_plan(
     processes: &Processes,
 ) -> Result<Profile, CliError> {
     let own = [config.pipeline.micro_batches];
-    if extent.only_own {
-        prose!("{}: measuring only M = {}; gpipe profile measures more", extent.why, own[0]);
-    }
-    let micro_batches: &[usize] = if extent.only_own { &own } else { &[] };
+    let micro_batches: &[usize] = match extent.only_own {
+        Some(why) => {
+            prose!("{why}: measuring only M = {}; gpipe profile measures more", own[0]);
+            &own
+        }
+        None => &[],
+    };
     measure(config, of, Extent { micro_batches, steps: extent.steps, passes: 1 }, processes)
 }
 
@@ -310,6 +312,12 @@ pub(crate) fn path_of_threads(arguments: &ConfigArguments, threads: usize) -> Pa
 pub(crate) fn path_of_short(path: &Path) -> PathBuf {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     path.with_file_name(format!("short.{name}"))
+}
+
+/// The profile at `path`, or else that of a short training beside it, if there is one.
+pub(crate) fn existing(path: PathBuf) -> Option<PathBuf> {
+    let short = path_of_short(&path);
+    [path, short].into_iter().find(|path| path.exists())
 }
 
 /// Writes a profile, whole or not at all.

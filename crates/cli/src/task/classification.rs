@@ -298,8 +298,8 @@ pub(super) fn classes_of_data(config: &Config) -> Result<Option<usize>, CliError
         Data::ImageFolder(data) if data.folder.is_dir() => {
             Ok(Some(ImageFolder::open(&data.folder)?.classes().len()))
         }
-        Data::Cifar10(_) => Ok(Some(10)),
-        Data::Cifar100(_) => Ok(Some(100)),
+        Data::Cifar10(_) => Ok(Some(CifarKind::Cifar10.classes())),
+        Data::Cifar100(_) => Ok(Some(CifarKind::Cifar100.classes())),
         _ => Ok(None),
     }
 }

@@ -325,7 +325,7 @@ pub(crate) fn expected_size(config: &Config) -> Result<usize, CliError> {
     Ok(named_size(config)?.unwrap_or(ANY))
 }
 
-/// The number of tokens or classes of a plan. Classes may be those of the data.
+/// The number of tokens or classes of a plan: as configured, or else the classes of the data.
 pub(crate) fn planned_size(config: &Config) -> Result<usize, CliError> {
     if named_size(config)?.is_none()
         && let Some(classes) = classification::classes_of_data(config)?

@@ -281,19 +281,16 @@ fn compare(checkpoint: &Checkpoint, config: &Config) -> Result<Option<Best>, Cli
             .any(|change| matches!(change.effect, Effect::Evaluations | Effect::Presentation));
         return Ok(manifest.best.filter(|_| !is_other));
     }
-    let remedy = "start another run (--init takes its weights), or set the key back";
-    // The matrices of adapters of another rank have another shape.
-    let has_adapters = all
-        .iter()
-        .any(|change| change.key == "lora.rank" && change.old != "0" && change.new != "0");
-    let merged = match has_adapters {
+    // The weights of adapters fit no other rank.
+    let has_adapters = all.iter().any(|change| change.key == "lora.rank" && change.old != "0");
+    let remedy = match has_adapters {
         true => {
-            "; for adapters of another rank, gpipe export RUN --to FOLDER merges these, and gpipe \
-            train --from FOLDER --lora N trains new ones"
+            "set the key back, or merge the adapters with gpipe export RUN --to FOLDER, and start \
+            another run with gpipe train --from FOLDER (--lora N for new ones)"
         }
-        false => "",
+        false => "start another run (--init takes its weights), or set the key back",
     };
-    Err(CliError::Usage(format!("{}: {remedy}{merged}", refused.join("; "))))
+    Err(CliError::Usage(format!("{}: {remedy}", refused.join("; "))))
 }
 
 /// The path relative to the current folder, if it lies inside.

@@ -161,15 +161,15 @@ impl Run<'_> {
         match self.saving.leave(pipeline, position, &mut self.metrics, &self.progress) {
             Ok(()) => {
                 let out = self.out.display();
-                let (why, skips) = match is_of_training_image(&error) {
-                    true => (
-                        " (without the image: another file, or none, would be other data)",
-                        " --set images.on_unreadable=skip",
-                    ),
-                    false => ("", ""),
+                let skips = match is_of_training_image(&error) {
+                    true => {
+                        " --set images.on_unreadable=skip, which leaves the image out. Do not \
+                        replace or remove the file: a run must keep its data"
+                    }
+                    false => "",
                 };
                 complain!(
-                    "gpipe: the state after step {} is saved; to continue{why}: gpipe train \
+                    "gpipe: the state after step {} is saved; to continue: gpipe train \
                     --resume {out}{skips}",
                     position.batches
                 );

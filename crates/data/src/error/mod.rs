@@ -101,8 +101,8 @@ pub enum Error {
         most: u64,
     },
 
-    /// A corpus of text, read up to this path, is larger than this limit, which protects memory.
-    #[error("`{}` goes beyond {}, the most text of a corpus; name a part of it", .0.display(), .1)]
+    /// A corpus of text exceeds a limit, which protects memory: the path being read, and the limit.
+    #[error("`{}` goes beyond {}, a corpus's limit; name a part of it", .0.display(), .1)]
     TooMuchText(PathBuf, String),
 
     /// A file of JSON records would be read as plain text.

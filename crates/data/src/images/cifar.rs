@@ -33,7 +33,8 @@ pub enum CifarKind {
 }
 
 impl CifarKind {
-    fn classes(self) -> usize {
+    /// Number of classes.
+    pub fn classes(self) -> usize {
         match self {
             Self::Cifar10 => 10,
             Self::Cifar100 => 100,

@@ -102,7 +102,8 @@ impl TransportPeers {
         let failed = |rank, reason: String| Error::from(peer_error(rank, reason));
         let packed = postcard::to_stdvec(own).map_err(|error| failed(here, error.to_string()))?;
         let mut all = Vec::new();
-        for (rank, bytes) in self.transport.gather(packed)?.into_iter().enumerate() {
+        for (process, bytes) in self.transport.gather(packed)?.into_iter().enumerate() {
+            let rank = self.transport.rank_of(process);
             let squares: Vec<(usize, f64)> = postcard::from_bytes(&bytes)
                 .map_err(|error| failed(rank, format!("its squared norms: {error}")))?;
             all.extend(squares);
@@ -189,11 +190,11 @@ impl Peers<Stage> for TransportPeers {
         let packed = pack(&share).map_err(|reason| peer_error(here, reason))?;
         let gathered = self.transport.gather(packed)?;
         let program = self.program();
-        let unpack = |(rank, bytes): (usize, Vec<u8>)| match rank == here {
+        let unpack = |(process, bytes): (usize, Vec<u8>)| match process == here {
             true => Ok(None),
             false => unpack(&bytes, program.as_deref())
                 .map(Some)
-                .map_err(|reason| peer_error(rank, reason)),
+                .map_err(|reason| peer_error(self.transport.rank_of(process), reason)),
         };
         let others: Vec<_> =
             gathered.into_iter().enumerate().map(unpack).collect::<std::result::Result<_, _>>()?;
