@@ -51,12 +51,13 @@ class Engine:
 class OpenForward: ...
 
 class Timeline:
-    """The actions of a step with their times. A notebook shows it as a picture."""
+    """The actions of a step with their times. A notebook shows it as a picture. `Timeline(json)`
+    raises ValueError for a text that gpipe did not write."""
 
     def __init__(self, json: str) -> None: ...
     def json(self) -> str:
-        """The text of a run's `step.json`, which `gpipe trace FOLDER` draws. `Timeline` reads
-        it."""
+        """The text of a run's `step.json`, which `gpipe trace FOLDER` draws and `Timeline(text)`
+        reads. Raises ValueError if the step exceeds the file's limits."""
 
     def svg(self) -> str:
         """The picture as SVG."""

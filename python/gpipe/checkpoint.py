@@ -76,8 +76,9 @@ def load(folder: str | os.PathLike, model: nn.Module | None = None, *,
 
 def _read(folder: str | os.PathLike, averages: bool) -> dict[str, torch.Tensor]:
     """The parameters by the engine's names."""
-    found = dict(_gpipe.checkpoint_parameters(os.fspath(folder), averages))
+    checkpoint, own = unpacked(folder)
+    found = dict(_gpipe.checkpoint_parameters(os.fspath(checkpoint), averages))
     for name, value in found.items():
         if name.rpartition(".")[2] == "num_batches_tracked":
             found[name] = value.reshape(()).long()
-    return {**unpacked(folder)[1].get("buffers", {}), **found}
+    return {**own.get("buffers", {}), **found}

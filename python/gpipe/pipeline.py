@@ -359,10 +359,14 @@ class Pipeline:
     @_one_at_a_time
     def accept_torn_update(self) -> bool:
         """Uses the parameters as they are after an update that only some stages made, or after a
-        forward that changed a parameter. Returns whether there was such a failure. With several
-        processes, restore a checkpoint instead."""
+        forward that changed a parameter. Returns whether there was such a failure. Raises an error
+        with several processes: load a checkpoint there."""
         self._needs()
-        return self._engine.accept_torn_update()
+        accepted = self._engine.accept_torn_update()
+        if accepted:
+            self._write_back()
+            self._finish()
+        return accepted
 
     @_one_at_a_time
     def averages(self) -> dict[str, torch.Tensor]:

@@ -11,7 +11,8 @@ from pathlib import Path
 from . import _gpipe
 from .errors import SettingError
 
-_BYTES_MAX = 64 << 20  # as the command's of a profile
+_BYTES_MAX = 64 << 20  # the most of a profile's file, as the command's
+
 
 @dataclass
 class Profile:

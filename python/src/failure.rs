@@ -101,6 +101,10 @@ pub(crate) fn exception(py: Python<'_>, error: &Error, failure: &Failure) -> PyE
         add("gpipe: the layer's forward changes its input or a parameter in place: use the form \
              that makes a new tensor");
     }
+    if told.contains("must have the same dtype") {
+        add("gpipe: inputs are converted to bfloat16 and float16 only: for float64, convert them \
+             with .double()");
+    }
     own
 }
 

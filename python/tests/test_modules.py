@@ -152,6 +152,17 @@ def test_regression_a_parameter_that_changes_through_data_is_an_error():
         pipe.evaluate(*batch())
 
 
+def test_regression_inputs_in_other_bits_than_float64_have_the_remedy():
+    """PyTorch's error of the first product said nothing of the pipeline's dtype."""
+    own, (x, y) = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3)), batch()
+    with pipeline(own, dtype=torch.float64) as pipe:
+        with pytest.raises(RuntimeError, match="same dtype") as found:
+            pipe.train_step(x, y)
+    assert any(".double()" in note for note in found.value.__notes__)
+    with gpipe.Pipeline(own, x.double(), dtype=torch.float64) as pipe:
+        assert pipe(x.double()).dtype == torch.float64
+
+
 def test_a_buffer_that_a_forward_converts_is_no_change():
     class Scales(nn.Module):
         def __init__(self):
