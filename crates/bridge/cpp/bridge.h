@@ -122,7 +122,7 @@ Address settled(Address address);
 Address concatenate(rust::Slice<const Address> addresses, int64_t axis);
 
 // linear.cc
-Address linear(Address x, Address w, Address bias, bool use_onednn);
+Address linear(Address x, Address w, Address bias, bool use_onednn, bool fused);
 bool onednn_is_faster();
 
 // convolution.cc

@@ -70,7 +70,7 @@ struct Pointwise : torch::autograd::Function<Pointwise> {
       }
     }
     if (context->needs_input_grad(1))
-      dw = weight_gradient(by, g, rows(used), nullptr).view(w.sizes());
+      dw = weight_gradient(by, g, rows(used), nullptr, /*fused=*/true).view(w.sizes());
     return {dx, dw, at::Tensor(), at::Tensor()};
   }
 };
@@ -178,7 +178,7 @@ struct Patches : torch::autograd::Function<Patches> {
     if (context->needs_input_grad(0))
       dx = scattered(own, input_gradient(by, g, weight));
     if (context->needs_input_grad(1))
-      dw = weight_gradient(by, g, gathered(own, x), nullptr).view(w.sizes());
+      dw = weight_gradient(by, g, gathered(own, x), nullptr, /*fused=*/true).view(w.sizes());
     return {dx, dw, at::Tensor()};
   }
 

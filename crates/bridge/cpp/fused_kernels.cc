@@ -141,12 +141,38 @@ float cross_entropy(const T *x, int64_t classes, int64_t target, float smoothing
   return (1.0f - smoothing) * of_target + smoothing * mean;
 }
 
-// The sum of `count` rows of a register's width, added to what is there.
-inline void add_rows(const float *x, int64_t stride, int64_t count, float *sums) {
-  Vec sum = Vec::loadu(x);
-  for (int64_t row = 1; row < count; row++)
-    sum = sum + Vec::loadu(x + row * stride);
-  (Vec::loadu(sums) + sum).store(sums);
+template <typename T> void add(const T *x, float *sum, int64_t size) {
+  blocks(size, [&](int64_t at, int64_t count) {
+    put(sum + at, get(sum + at, count) + get(x + at, count), count);
+  });
+}
+
+// Rows whose sum is added to that of the rows before: so rounding errors grow with the number of
+// blocks and with their length, not with their product.
+constexpr int64_t kSummed = 128;
+
+// The sums of up to kSummed rows, added to what is there. Parts of rows are read as they lie in
+// memory, so that the processor foresees what is next.
+template <typename T>
+inline void add_rows(const T *x, int64_t stride, int64_t rows, int64_t columns, float *sums) {
+  constexpr int64_t kPart = 512;
+  float own[kPart];
+  for (int64_t first = 0; first < columns; first += kPart) {
+    const int64_t part = columns - first < kPart ? columns - first : kPart;
+    for (int64_t i = 0; i < part; i++)
+      own[i] = 0.0f;
+    for (int64_t row = 0; row < rows; row++)
+      add(x + row * stride + first, own, part);
+    add(own, sums + first, part);
+  }
+}
+
+template <typename T>
+void column_sums(const T *x, int64_t stride, int64_t rows, int64_t columns, float *sums) {
+  for (int64_t column = 0; column < columns; column++)
+    sums[column] = 0.0f;
+  for (int64_t row = 0; row < rows; row += kSummed)
+    add_rows(x + row * stride, stride, rows - row < kSummed ? rows - row : kSummed, columns, sums);
 }
 
 // Transposes `count` rows, 16 at a time. Rows are far apart in both matrices, so the processor does
@@ -165,39 +191,29 @@ inline void transposed_block(const float *x, int64_t stride, int64_t count, int6
   }
 }
 
-// Blocks of 128 rows and 64 columns: small enough for the cache, and each page of memory is visited
-// for more than one cache line. Sums are of a block's rows, and of the blocks in turn: so rounding
-// errors grow with the number of blocks and with their length, not with their product.
+// Blocks of kSummed rows and 64 columns: small enough for the cache, and each page of memory is
+// visited for more than one cache line.
 void transposed(const float *x, int64_t stride, int64_t rows, int64_t columns, float *to,
                 float *sums) {
-  constexpr int64_t kRows = 128, kColumns = 64;
+  constexpr int64_t kColumns = 64;
   for (int64_t column = 0; column < columns; column += kColumns) {
     const int64_t wide = columns - column < kColumns ? columns - column : kColumns;
     if (sums)
       for (int64_t i = 0; i < wide; i++)
         sums[column + i] = 0.0f;
-    for (int64_t row = 0; row < rows; row += kRows) {
-      const int64_t count = rows - row < kRows ? rows - row : kRows;
+    for (int64_t row = 0; row < rows; row += kSummed) {
+      const int64_t count = rows - row < kSummed ? rows - row : kSummed;
       const float *from = x + row * stride + column;
       transposed_block(from, stride, count, wide, to + column * rows + row, rows);
-      if (!sums)
-        continue;
-      int64_t i = 0;
-      for (; i + Vec::size() <= wide; i += Vec::size())
-        add_rows(from + i, stride, count, sums + column + i);
-      for (; i < wide; i++) {
-        float sum = 0.0f;
-        for (int64_t at = 0; at < count; at++)
-          sum += from[at * stride + i];
-        sums[column + i] += sum;
-      }
+      if (sums)
+        add_rows(from, stride, count, wide, sums + column);
     }
   }
 }
 
 template <typename T> constexpr FusedKernels<T> kernels() {
   return {rms_norm<T>, rms_norm_backward<T>, swiglu<T>, swiglu_backward<T>, turn<T>,
-          cross_entropy<T>, transposed};
+          cross_entropy<T>, add<T>, column_sums<T>, transposed};
 }
 
 } // namespace

@@ -27,6 +27,10 @@ template <typename T> struct FusedKernels {
   // softmax(x) less that distribution. `exps` has room for `classes` elements.
   float (*cross_entropy)(const T *x, int64_t classes, int64_t target, float smoothing, float *exps,
                          T *gradient);
+  // Adds x to `sum`, of `size` elements.
+  void (*add)(const T *x, float *sum, int64_t size);
+  // The sum of each column of x [rows, columns], whose rows are `stride` elements apart.
+  void (*column_sums)(const T *x, int64_t stride, int64_t rows, int64_t columns, float *sums);
   // to [columns, rows] = x [rows, columns], and the columns' sums where `sums` is not null. Rows of
   // x are `stride` elements apart. Always float32.
   void (*transposed)(const float *x, int64_t stride, int64_t rows, int64_t columns, float *to,

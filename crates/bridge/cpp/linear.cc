@@ -23,7 +23,7 @@ at::Tensor flat_rows(const at::Tensor &x) { return x.reshape({-1, x.size(-1)}); 
 
 struct Linear : torch::autograd::Function<Linear> {
   static at::Tensor forward(AutogradContext *context, const at::Tensor &x, const at::Tensor &w,
-                            const Optional &bias, bool onednn, bool nobody_reads) {
+                            const Optional &bias, bool onednn, bool fused, bool nobody_reads) {
     at::AutoDispatchBelowADInplaceOrView below;
     const bool takes = !bias || (bias->device().is_cpu() && bias->scalar_type() == at::kFloat &&
                                  !bias->is_neg());
@@ -34,6 +34,7 @@ struct Linear : torch::autograd::Function<Linear> {
     context->saved_data["sizes"] = x.sizes();
     context->saved_data["bias"] = bias.has_value();
     context->saved_data["by"] = static_cast<int64_t>(by);
+    context->saved_data["fused"] = fused;
     auto shape = x.sizes().vec();
     shape.back() = w.size(0);
     return remembered(shape, [&] {
@@ -49,6 +50,7 @@ struct Linear : torch::autograd::Function<Linear> {
     const at::Tensor &x = saved[0], &w = saved[1];
     const auto by = static_cast<Products>(context->saved_data["by"].toInt());
     const at::Tensor g = flat_rows(readable(grads[0]));
+    const bool fused = context->saved_data["fused"].toBool();
     at::Tensor dx, dw, db;
     // An absent bias is not an input, so needs_input_grad must not be asked about it.
     const bool wants_bias =
@@ -56,10 +58,10 @@ struct Linear : torch::autograd::Function<Linear> {
     if (context->needs_input_grad(0))
       dx = input_gradient(by, g, w).reshape(context->saved_data["sizes"].toIntVector());
     if (context->needs_input_grad(1))
-      dw = weight_gradient(by, g, flat_rows(x), wants_bias ? &db : nullptr);
+      dw = weight_gradient(by, g, flat_rows(x), wants_bias ? &db : nullptr, fused);
     else if (wants_bias)
-      db = g.sum(0);
-    return {dx, dw, db, at::Tensor(), at::Tensor()};
+      db = column_sums(g, fused);
+    return {dx, dw, db, at::Tensor(), at::Tensor(), at::Tensor()};
   }
 };
 
@@ -86,12 +88,12 @@ bool onednn_is_faster() {
 #endif
 }
 
-Address linear(Address x, Address w, Address bias, bool use_onednn) {
+Address linear(Address x, Address w, Address bias, bool use_onednn, bool fused) {
   const Optional b = bias == 0 ? Optional() : Optional(borrow(bias));
   if (!fits(borrow(x), borrow(w), b))
     return give(at::linear(borrow(x), borrow(w), b)); // reports what is wrong
   const bool nobody_reads = is_unread() || is_last(borrow(x), borrow(w), b);
-  return give(Linear::apply(borrow(x), borrow(w), b, use_onednn, nobody_reads));
+  return give(Linear::apply(borrow(x), borrow(w), b, use_onednn, fused, nobody_reads));
 }
 
 } // namespace gpipe

@@ -96,6 +96,16 @@ at::Tensor of_onednn(const at::Tensor &x, const at::Tensor &w,
   return op.call(x, w, bias, "none", Scalars(), "");
 }
 
+// Calls `work(first, count)` for parts of the columns of a matrix, on several threads if they pay.
+template <typename Work> void in_strips(int64_t rows, int64_t columns, Work &&work) {
+  constexpr int64_t kColumns = 64; // of a strip
+  const int64_t strips = (columns + kColumns - 1) / kColumns;
+  at::parallel_for(0, strips, grain_of_rows(rows * kColumns), [&](int64_t begin, int64_t end) {
+    const int64_t first = begin * kColumns;
+    work(first, std::min(end * kColumns, columns) - first);
+  });
+}
+
 // A matrix transposed, in memory of its own, and the sums of its columns if they are wanted.
 // oneDNN's product takes no transposed first operand, and libtorch's copy of one reads a number at
 // a time.
@@ -108,12 +118,9 @@ at::Tensor transposed(const at::Tensor &x, at::Tensor *sums) {
   const float *from = x.const_data_ptr<float>();
   float *to = all.mutable_data_ptr<float>();
   float *added = sums ? sums->mutable_data_ptr<float>() : nullptr;
-  constexpr int64_t kColumns = 64; // of a block
-  const int64_t strips = (columns + kColumns - 1) / kColumns;
-  at::parallel_for(0, strips, grain_of_rows(count * kColumns), [&](int64_t begin, int64_t end) {
-    const int64_t first = begin * kColumns, last = std::min(end * kColumns, columns);
-    fused_kernels<float>().transposed(from + first, columns, count, last - first,
-                                      to + first * count, added ? added + first : nullptr);
+  in_strips(count, columns, [&](int64_t first, int64_t wide) {
+    fused_kernels<float>().transposed(from + first, columns, count, wide, to + first * count,
+                                      added ? added + first : nullptr);
   });
   return all;
 }
@@ -160,8 +167,27 @@ at::Tensor input_gradient(Products by, const at::Tensor &g, const at::Tensor &w)
   return at::mm(g, w);
 }
 
-at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x,
-                           at::Tensor *bias) {
+at::Tensor column_sums(const at::Tensor &g, bool fused) {
+  const bool takes = g.device().is_cpu() && !g.is_neg() && g.dim() == 2 && g.is_contiguous() &&
+                     (g.scalar_type() == at::kFloat || g.scalar_type() == at::kBFloat16);
+  if (!fused || !takes)
+    return g.sum(0);
+  const int64_t rows = g.size(0), columns = g.size(1);
+  at::Tensor sums = at::empty({columns}, g.options().dtype(at::kFloat));
+  RECORD_USER_SCOPE_WITH_INPUTS("gpipe::column sums", moved(g, sums));
+  float *to = sums.mutable_data_ptr<float>();
+  by_dtype(g.scalar_type(), [&](auto kind) {
+    using T = decltype(kind);
+    const T *from = g.const_data_ptr<T>();
+    in_strips(rows, columns, [&](int64_t first, int64_t count) {
+      fused_kernels<T>().column_sums(from + first, columns, rows, count, to + first);
+    });
+  });
+  return sums.to(g.scalar_type());
+}
+
+at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x, at::Tensor *bias,
+                           bool fused) {
   switch (by) {
   case Products::FewRows:
     return weight_gradient_of_few_rows(g.contiguous(), x.contiguous(), bias);
@@ -172,7 +198,7 @@ at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x
     if ((rows + outputs) * inputs >= rows * outputs)
       return of_onednn(transposed(g.contiguous(), bias), x.t(), {});
     if (bias)
-      *bias = g.sum(0);
+      *bias = column_sums(g, fused);
     const at::Tensor turned = transposed(x.contiguous(), nullptr);
     return transposed(of_onednn(turned, g.contiguous().t(), {}), nullptr);
   }
@@ -180,7 +206,7 @@ at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x
     break;
   }
   if (bias)
-    *bias = g.sum(0);
+    *bias = column_sums(g, fused);
   return at::mm(g.t(), x);
 }
 

@@ -1,4 +1,4 @@
-// Float32 matrix products of affine maps and convolutions, and their gradients, through one of
+// Matrix products of affine maps and convolutions, and their gradients, through one of
 // three kernels: ATen's, oneDNN's, or ours for few rows (product_kernels.h).
 #pragma once
 #include "bridge.h"
@@ -23,9 +23,14 @@ at::Tensor product(Products by, const at::Tensor &x, const at::Tensor &w,
 // dx [rows, inputs] = g [rows, outputs] w.
 at::Tensor input_gradient(Products by, const at::Tensor &g, const at::Tensor &w);
 
-// dw [outputs, inputs] = g^T x. Also the gradient of the bias, where `bias` is not null.
-at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x,
-                           at::Tensor *bias);
+// dw [outputs, inputs] = g^T x. Also the gradient of the bias, where `bias` is not null; `fused` as
+// in column_sums.
+at::Tensor weight_gradient(Products by, const at::Tensor &g, const at::Tensor &x, at::Tensor *bias,
+                           bool fused);
+
+// The sum of each column of g [rows, columns]. `fused`: with a kernel of ours where it takes g,
+// otherwise with ATen's, which reads memory several times slower.
+at::Tensor column_sums(const at::Tensor &g, bool fused);
 
 // Call this at the start of a backward whose operations record no graph. Gradients of gradients
 // would otherwise silently lack a part.

@@ -1,6 +1,7 @@
 // Vector-Jacobian products with given output gradients, and exact accumulation of parameter
 // gradients.
 #include "gpipe-bridge/src/ffi.rs.h"
+#include "kernels.h"
 #include "ledger.h"
 #include "vjp.h"
 #include <ATen/core/grad_mode.h>
@@ -22,11 +23,31 @@ OnThisThread::OnThisThread() : before(state().get_multithreading_enabled()) {
 OnThisThread::~OnThisThread() { state().set_multithreading_enabled(before); }
 c10::AutogradState &OnThisThread::state() { return c10::AutogradState::get_tls_state(); }
 
+// Adds a bfloat16 gradient to a float32 sum without a float32 copy of it, where both are on a CPU:
+// libtorch makes one, in parts. Returns whether it did.
+bool add_in_one_pass(const at::Tensor &sum, const at::Tensor &grad) {
+  const auto lies_so = [&](const at::Tensor &one, at::ScalarType kind) {
+    return one.defined() && one.device().is_cpu() && one.scalar_type() == kind &&
+           one.layout() == at::kStrided && one.is_contiguous() && !one.is_neg();
+  };
+  if (!lies_so(sum, at::kFloat) || !lies_so(grad, at::kBFloat16) || sum.sizes() != grad.sizes())
+    return false;
+  RECORD_USER_SCOPE_WITH_INPUTS("gpipe::gradient sum", moved(sum, sum, grad));
+  float *to = sum.mutable_data_ptr<float>();
+  const auto *from = grad.const_data_ptr<c10::BFloat16>();
+  at::parallel_for(0, sum.numel(), kGrain, [&](int64_t begin, int64_t end) {
+    fused_kernels<c10::BFloat16>().add(from + begin, to + begin, end - begin);
+  });
+  return true;
+}
+
 // The first gradient becomes the accumulator if nothing else refers to it. Otherwise it is copied:
 // autograd may return one tensor for two inputs, and later additions to the accumulator are in
 // place. Gradients in bfloat16 and float16 are summed in float32.
 at::Tensor accumulate(at::Tensor accumulator, at::Tensor grad) {
   if (!grad.defined())
+    return accumulator;
+  if (add_in_one_pass(accumulator, grad))
     return accumulator;
   RECORD_USER_SCOPE("gpipe::gradient sum");
   const bool reduced = at::isReducedFloatingType(grad.scalar_type());

@@ -136,7 +136,13 @@ pub(crate) mod bridged {
         unsafe fn settled(tensor: usize) -> Result<usize>;
         unsafe fn concatenate(tensors: &[usize], axis: i64) -> Result<usize>;
 
-        unsafe fn linear(x: usize, w: usize, bias: usize, use_onednn: bool) -> Result<usize>;
+        unsafe fn linear(
+            x: usize,
+            w: usize,
+            bias: usize,
+            use_onednn: bool,
+            fused: bool,
+        ) -> Result<usize>;
         unsafe fn convolution(
             x: usize,
             w: usize,

@@ -10,7 +10,7 @@ use crate::{
     images::{Pooling, Windows, batch_norm, pool},
     linear::{Kernels, linear},
     loss::cross_entropy_sum,
-    testing::leaf,
+    testing::{leaf, values},
     threads,
     vjp::{Request, vjp},
 };
@@ -119,6 +119,69 @@ fn oracle_the_norms_of_rows_agree_for_any_number_of_threads() {
         // root of their number remains.
         let difference = (&found[2] - &alone[2]).abs().max().double_value(&[]);
         assert!(difference < 900.0 * 1.5 * 6e-8 * 30.0, "{count} threads: {difference:e}");
+    }
+}
+
+/// The gradients of a weight `[130, 64]` and its bias in `kind`, each the sum over `micro_batches`
+/// of `rows` rows. `turned`: the weight is a view of a transposed one.
+fn sums(threads: i32, kind: Kind, rows: i64, turned: bool, micro_batches: &[i32]) -> Vec<Tensor> {
+    let work = || {
+        crate::threads::set(threads).unwrap();
+        let given = |shape: &[i64], seed| values(shape, seed).to_kind(kind).set_requires_grad(true);
+        let weight = given(if turned { &[64, 130] } else { &[130, 64] }, 0.2);
+        let bias = given(&[130], 0.3);
+        let mut sums = vec![None, None];
+        for &number in micro_batches {
+            let x = given(&[rows, 64], 0.4 + f64::from(number));
+            let own = if turned { weight.tr() } else { weight.shallow_clone() };
+            let y = linear(&x, &own, Some(&bias), Kernels::ChannelsLast).unwrap();
+            let dy = gradient(rows, number).to_kind(kind);
+            let (outputs, output_grads) = (&[&y], &[&dy]);
+            let parameters = &[&weight, &bias];
+            vjp(&Request { outputs, output_grads, inputs: &[], parameters }, &mut sums).unwrap();
+        }
+        sums.into_iter().map(Option::unwrap).collect()
+    };
+    std::thread::scope(|scope| scope.spawn(work).join().unwrap())
+}
+
+/// The gradient of the outputs in [`sums`].
+fn gradient(rows: i64, micro_batch: i32) -> Tensor {
+    values(&[rows, 130], 0.7 + f64::from(micro_batch))
+}
+
+#[test]
+fn oracle_the_gradient_of_a_bias_is_the_sum_of_rows() {
+    for (kind, rows) in [(Kind::Float, 1), (Kind::Float, 700), (Kind::BFloat16, 700)] {
+        let found = sums(1, kind, rows, false, &[0]).remove(1);
+        let exact = gradient(rows, 0).to_kind(kind).to_kind(Kind::Double);
+        let exact = exact.sum_dim_intlist(0_i64, false, Kind::Double);
+        let off = (&found - &exact).abs().max().double_value(&[]);
+        // 700 numbers below 1 have as many errors of 6e-8 of a sum below 100, of which the root of
+        // their number remains. In bfloat16 the sum is rounded to 8 bits.
+        let largest = exact.abs().max().double_value(&[]).max(1.0);
+        let limit = 6e-8 * 100.0 * 27.0 + if kind == Kind::Float { 0.0 } else { largest / 256.0 };
+        assert!(off <= limit, "{kind:?}, {rows} rows: off by {off}");
+        for threads in [2, 3, 7] {
+            let again = sums(threads, kind, rows, false, &[0]).remove(1);
+            assert_eq!(again, found, "{kind:?}, {rows} rows, {threads} threads");
+        }
+    }
+}
+
+/// A gradient in bfloat16 is added to its sum in one pass over memory, where it lies as the sum
+/// does. That of a transposed weight does not.
+#[test]
+fn oracle_bfloat16_gradients_are_summed_in_float32() {
+    for turned in [false, true] {
+        let of = |micro_batches: &[i32]| sums(1, Kind::BFloat16, 300, turned, micro_batches);
+        let found = of(&[0, 1, 2]);
+        let parts = [of(&[0]), of(&[1]), of(&[2])];
+        for (parameter, found) in found.iter().enumerate() {
+            assert_eq!(found.kind(), Kind::Float);
+            let [a, b, c] = parts.each_ref().map(|part| &part[parameter]);
+            assert_eq!(*found, a + b + c, "parameter {parameter}, turned {turned}");
+        }
     }
 }
 

@@ -12,7 +12,7 @@ pub enum Kernels {
     #[default]
     Aten,
     /// ATen's products; images in channels-last layout, where a 1x1 convolution is a product; and
-    /// the operations of [`crate::fused`].
+    /// the operations of [`crate::fused`] and [`crate::images`], and our sums of columns.
     ChannelsLast,
     /// Like `ChannelsLast`. Products from about a million multiplications up are oneDNN's. Those of
     /// at most 64 rows are of this crate. Convolutions of at most 256 positions are products of
@@ -50,9 +50,10 @@ pub fn linear(
     kernels: Kernels,
 ) -> Result<Tensor> {
     let bias = bias.map_or(0, address);
+    let (onednn, fused) = (kernels.are_onednn(), kernels != Kernels::Aten);
     // SAFETY: the tensors at these addresses are borrowed for the whole call; C++ accepts 0 for
     // `bias`.
-    let y = unsafe { bridged::linear(address(x), address(weight), bias, kernels.are_onednn()) }?;
+    let y = unsafe { bridged::linear(address(x), address(weight), bias, onednn, fused) }?;
     adopt(y).ok_or_else(|| Error("linear gave no tensor".into()))
 }
 

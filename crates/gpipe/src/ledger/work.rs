@@ -113,7 +113,7 @@ impl Work {
 }
 
 /// Our own scopes.
-const SCOPES: [(&str, Work); 12] = [
+const SCOPES: [(&str, Work); 13] = [
     ("gpipe::product", Work::Products),
     ("gpipe::patches", Work::Layouts),
     ("gpipe::batch_norm", Work::Norms),
@@ -124,6 +124,7 @@ const SCOPES: [(&str, Work); 12] = [
     ("gpipe::swiglu", Work::Activations),
     ("gpipe::rotary", Work::Elementwise),
     ("gpipe::gradient sum", Work::GradientSums),
+    ("gpipe::column sums", Work::GradientSums),
     ("gpipe::cross entropy", Work::Loss),
     ("gpipe::dropout mask", Work::Masks),
 ];
