@@ -68,20 +68,37 @@ std::array<Arena, kArenas> &arenas() {
 thread_local uint32_t current_arena = 0;
 thread_local Refusal last_refusal{};
 
-// Frees kept blocks until `bytes` are freed. The caller holds the lock.
+// The smallest kept block of `bytes` or more, otherwise the largest of all, otherwise the end.
+auto fitting(Arena &arena, uint64_t bytes) noexcept {
+  auto best = arena.blocks.end();
+  for (auto own = arena.blocks.begin(); own != arena.blocks.end(); ++own) {
+    if (own->second.kept == nullptr)
+      continue;
+    const bool is_first = best == arena.blocks.end();
+    const bool suffices = own->first >= bytes;
+    if (is_first || (suffices ? best->first < bytes || own->first < best->first
+                              : best->first < bytes && own->first > best->first))
+      best = own;
+  }
+  return best;
+}
+
+// Frees kept blocks until `bytes` are freed, and little more: what is freed will be asked for again
+// in the next step. The caller holds the lock.
 void drop_kept(Arena &arena, uint64_t bytes) noexcept {
-  uint64_t dropped = 0;
-  for (auto size = arena.blocks.begin(); dropped < bytes && size != arena.blocks.end();) {
-    Blocks &blocks = size->second;
-    while (dropped < bytes && blocks.kept != nullptr) {
-      Header *block = blocks.kept;
-      blocks.kept = block->next;
-      std::free(block);
-      dropped += size->first;
-      arena.kept -= size->first;
-    }
-    const bool is_unused = blocks.kept == nullptr && blocks.live == 0;
-    size = is_unused ? arena.blocks.erase(size) : std::next(size);
+  while (bytes > 0) {
+    const auto own = fitting(arena, bytes);
+    if (own == arena.blocks.end())
+      return;
+    const uint64_t size = own->first;
+    Blocks &blocks = own->second;
+    Header *block = blocks.kept;
+    blocks.kept = block->next;
+    std::free(block);
+    arena.kept -= size;
+    bytes -= std::min(bytes, size);
+    if (blocks.kept == nullptr && blocks.live == 0)
+      arena.blocks.erase(own);
   }
 }
 
