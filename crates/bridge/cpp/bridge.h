@@ -150,7 +150,6 @@ Address fused_turn(Address x, Address cos, Address sin);
 
 // images.cc
 bool are_images(Address x);
-bool can_pool_images(Address x);
 rust::Vec<Address> batch_norm_images(Address x, Address w, Address b, double eps, bool relu);
 Address pool_images(Address x, int64_t size, int64_t stride, int64_t padding, bool ceil,
                     bool largest);

@@ -114,30 +114,35 @@ struct Patches : torch::autograd::Function<Patches> {
     const int64_t size = own.size(), channels = own.channels;
     at::Tensor patches = at::empty({own.rows(), channels * size}, x.options());
     RECORD_USER_SCOPE_WITH_INPUTS("gpipe::patches", moved(x, patches));
-    const float *from = x.const_data_ptr<float>();
-    float *to = patches.mutable_data_ptr<float>();
-    own.visit([&](int64_t patch, int64_t pixel, int64_t number) {
-      float *place = to + patch + number;
-      for (int64_t channel = 0; channel < channels; channel++)
-        place[channel * size] = pixel < 0 ? 0.0f : from[pixel + channel];
+    by_dtype(x.scalar_type(), [&](auto kind) {
+      using T = decltype(kind);
+      const T *from = x.const_data_ptr<T>();
+      T *to = patches.mutable_data_ptr<T>();
+      own.visit([&](int64_t patch, int64_t pixel, int64_t number) {
+        T *place = to + patch + number;
+        for (int64_t channel = 0; channel < channels; channel++)
+          place[channel * size] = pixel < 0 ? T(0) : from[pixel + channel];
+      });
     });
     return patches;
   }
 
   static at::Tensor scattered(const Positions &own, const at::Tensor &patches) {
     const int64_t size = own.size(), channels = own.channels;
-    at::Tensor x = at::empty({own.samples, channels, own.height, own.width}, patches.options(),
-                             kChannelsLast)
+    at::Tensor x = at::empty({own.samples, channels, own.height, own.width},
+                             patches.options().dtype(at::kFloat), kChannelsLast)
                        .zero_();
     RECORD_USER_SCOPE_WITH_INPUTS("gpipe::patches", moved(patches, x));
-    const float *from = patches.const_data_ptr<float>();
     float *to = x.mutable_data_ptr<float>();
-    own.visit([&](int64_t patch, int64_t pixel, int64_t number) {
-      const float *place = from + patch + number;
-      for (int64_t channel = 0; pixel >= 0 && channel < channels; channel++)
-        to[pixel + channel] += place[channel * size];
+    by_dtype(patches.scalar_type(), [&](auto kind) {
+      const auto *from = patches.const_data_ptr<decltype(kind)>();
+      own.visit([&](int64_t patch, int64_t pixel, int64_t number) {
+        const auto *place = from + patch + number;
+        for (int64_t channel = 0; pixel >= 0 && channel < channels; channel++)
+          to[pixel + channel] += place[channel * size];
+      });
     });
-    return x;
+    return x.to(patches.scalar_type());
   }
 
   // Whether this convolution is one of few pixels.
@@ -258,13 +263,14 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
                                       list(dilation), groups)
                      : at::conv2d(from, w, {}, steps, list(padding), list(dilation), groups));
   };
-  if (!channels_last || !x.device().is_cpu() || x.scalar_type() != at::kFloat || x.dim() != 4)
+  const bool takes = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  if (!channels_last || !takes || !x.device().is_cpu() || x.dim() != 4)
     return spatial(x);
   TORCH_CHECK(w.dim() == 4 && w.size(1) * groups == x.size(1), "a convolution with a weight ",
               w.sizes(), " in ", groups, " group(s) does not take ", x.sizes());
   const bool pointwise =
       w.size(2) == 1 && w.size(3) == 1 && groups == 1 && padding[0] == 0 && padding[1] == 0;
-  if (pointwise && w.device().is_cpu() && w.scalar_type() == at::kFloat)
+  if (pointwise && w.device().is_cpu() && w.scalar_type() == x.scalar_type())
     return give(Pointwise::apply(x, w, at::IntArrayRef(steps), onednn));
   const at::Tensor from = x.contiguous(kChannelsLast);
   // Other arguments go to conv2d, which reports what is wrong.
@@ -273,7 +279,7 @@ Address convolution(Address x_address, Address w_address, rust::Slice<const int6
                        [&](int64_t one) { return one >= least && one <= INT32_MAX; });
   };
   if (onednn && groups == 1 && fits && are_in(padding, 0) && are_in(dilation, 1) &&
-      w.device().is_cpu() && w.scalar_type() == at::kFloat) {
+      w.device().is_cpu() && w.scalar_type() == x.scalar_type()) {
     const Positions own = Patches::positions_of(from, w, steps, list(padding), list(dilation));
     if (Patches::takes(own, from, w))
       return give(Patches::apply(from, w, own));

@@ -26,16 +26,6 @@ template <typename Work> void groups(int64_t channels, Work &&work) {
     work(at, least(Vec::size(), channels - at), Registers<1>());
 }
 
-inline Vec read(const float *from, int64_t count) {
-  return count == Vec::size() ? Vec::loadu(from) : Vec::loadu(from, count);
-}
-inline void write(float *to, Vec x, int64_t count) {
-  if (count == Vec::size())
-    x.store(to);
-  else
-    x.store(to, static_cast<int>(count));
-}
-
 // Pixels of a block: few enough that it stays in a cache. The number depends on the channels of all
 // threads together, not on how they are divided.
 int64_t block_of(const Pixels &pixels) {
@@ -72,7 +62,8 @@ template <typename Work> void each_block(const Pixels &pixels, Work &&work) {
   }
 }
 
-void statistics(Pixels pixels, const float *x, double eps, float *mean, float *inverse) {
+template <typename T>
+void statistics(Pixels pixels, const T *x, double eps, float *mean, float *inverse) {
   each_block(pixels, [&](const auto &block, auto registers) {
     constexpr int64_t n = decltype(registers)::size;
     const float own = static_cast<float>(block.rows), before = static_cast<float>(block.first);
@@ -81,22 +72,23 @@ void statistics(Pixels pixels, const float *x, double eps, float *mean, float *i
     Vec sums[n], squares[n];
     for (int64_t i = 0; i < n; i++)
       sums[i] = squares[i] = Vec(0.0f);
-    block.visit([&](int64_t place, int64_t i) { sums[i] = sums[i] + read(x + place, block.count); });
+    block.visit(
+        [&](int64_t place, int64_t i) { sums[i] = sums[i] + get_one(x + place, block.count); });
     for (int64_t i = 0; i < n; i++)
       sums[i] = sums[i] * each;
     block.visit([&](int64_t place, int64_t i) {
-      const Vec apart = read(x + place, block.count) - sums[i];
+      const Vec apart = get_one(x + place, block.count) - sums[i];
       squares[i] = squares[i] + apart * apart;
     });
     block.channels([&](int64_t channel, int64_t i) {
       if (block.first > 0) {
-        const Vec had = read(mean + channel, block.count), apart = sums[i] - had;
-        const Vec had_squares = read(inverse + channel, block.count);
+        const Vec had = get_one(mean + channel, block.count), apart = sums[i] - had;
+        const Vec had_squares = get_one(inverse + channel, block.count);
         squares[i] = had_squares + squares[i] + apart * apart * between;
         sums[i] = had + apart * share;
       }
-      write(mean + channel, sums[i], block.count);
-      write(inverse + channel, squares[i], block.count);
+      put_one(mean + channel, sums[i], block.count);
+      put_one(inverse + channel, squares[i], block.count);
     });
   });
   const double rows = static_cast<double>(pixels.rows);
@@ -113,10 +105,10 @@ template <int64_t n> struct Channels {
   bool relu;
   Channels(const Norm &norm, const Block<n> &block, bool relu) : relu(relu) {
     block.channels([&](int64_t channel, int64_t i) {
-      mean[i] = read(norm.mean + channel, block.count);
-      inverse[i] = read(norm.inverse + channel, block.count);
-      scale[i] = inverse[i] * read(norm.weight + channel, block.count);
-      bias[i] = read(norm.bias + channel, block.count);
+      mean[i] = get_one(norm.mean + channel, block.count);
+      inverse[i] = get_one(norm.inverse + channel, block.count);
+      scale[i] = inverse[i] * get_one(norm.weight + channel, block.count);
+      bias[i] = get_one(norm.bias + channel, block.count);
     });
   }
   // Without weight and bias.
@@ -131,17 +123,19 @@ template <int64_t n> struct Channels {
   }
 };
 
-void normalise(Pixels pixels, const float *x, Norm norm, bool relu, float *y) {
+template <typename T>
+void normalise(Pixels pixels, const T *x, Norm norm, bool relu, T *y) {
   each_block(pixels, [&](const auto &block, auto registers) {
     const Channels<decltype(registers)::size> own(norm, block, relu);
     block.visit([&](int64_t place, int64_t i) {
-      write(y + place, own.active(read(x + place, block.count), i), block.count);
+      put_one(y + place, own.active(get_one(x + place, block.count), i), block.count);
     });
   });
 }
 
-void norm_sums(Pixels pixels, const float *dy, const float *x, Norm norm, bool relu,
-               float *dweight, float *dbias) {
+template <typename T>
+void norm_sums(Pixels pixels, const T *dy, const T *x, Norm norm, bool relu, float *dweight,
+               float *dbias) {
   each_block(pixels, [&](const auto &block, auto registers) {
     constexpr int64_t n = decltype(registers)::size;
     const Channels<n> own(norm, block, relu);
@@ -149,39 +143,40 @@ void norm_sums(Pixels pixels, const float *dy, const float *x, Norm norm, bool r
     for (int64_t i = 0; i < n; i++)
       sums[i] = products[i] = Vec(0.0f);
     block.visit([&](int64_t place, int64_t i) {
-      const Vec value = read(x + place, block.count);
-      const Vec given = own.passed(read(dy + place, block.count), value, i);
+      const Vec value = get_one(x + place, block.count);
+      const Vec given = own.passed(get_one(dy + place, block.count), value, i);
       sums[i] = sums[i] + given;
       products[i] = products[i] + given * own.plain(value, i);
     });
     block.channels([&](int64_t channel, int64_t i) {
       if (block.first > 0) {
-        products[i] = read(dweight + channel, block.count) + products[i];
-        sums[i] = read(dbias + channel, block.count) + sums[i];
+        products[i] = get_one(dweight + channel, block.count) + products[i];
+        sums[i] = get_one(dbias + channel, block.count) + sums[i];
       }
-      write(dweight + channel, products[i], block.count);
-      write(dbias + channel, sums[i], block.count);
+      put_one(dweight + channel, products[i], block.count);
+      put_one(dbias + channel, sums[i], block.count);
     });
   });
 }
 
 // With n = (x - mean) inverse: dx = inverse weight (dy - mean(dy) - n mean(dy n)).
-void norm_backward(Pixels pixels, const float *dy, const float *x, Norm norm, bool relu,
-                   const float *dweight, const float *dbias, float *dx) {
+template <typename T>
+void norm_backward(Pixels pixels, const T *dy, const T *x, Norm norm, bool relu,
+                   const float *dweight, const float *dbias, T *dx) {
   const Vec each(1.0f / static_cast<float>(pixels.rows));
   each_block(pixels, [&](const auto &block, auto registers) {
     constexpr int64_t n = decltype(registers)::size;
     const Channels<n> own(norm, block, relu);
     Vec given_mean[n], product_mean[n];
     block.channels([&](int64_t channel, int64_t i) {
-      given_mean[i] = read(dbias + channel, block.count) * each;
-      product_mean[i] = read(dweight + channel, block.count) * each;
+      given_mean[i] = get_one(dbias + channel, block.count) * each;
+      product_mean[i] = get_one(dweight + channel, block.count) * each;
     });
     block.visit([&](int64_t place, int64_t i) {
-      const Vec value = read(x + place, block.count);
-      const Vec given = own.passed(read(dy + place, block.count), value, i);
+      const Vec value = get_one(x + place, block.count);
+      const Vec given = own.passed(get_one(dy + place, block.count), value, i);
       const Vec apart = given - given_mean[i] - own.plain(value, i) * product_mean[i];
-      write(dx + place, apart * own.scale[i], block.count);
+      put_one(dx + place, apart * own.scale[i], block.count);
     });
   });
 }
@@ -221,7 +216,7 @@ void max_pool(Windows windows, const float *x, float *y, uint8_t *which) {
       each_pixel(windows, window, [&](int64_t offset, int64_t position) {
         const Vec own(static_cast<float>(position));
         for (int64_t i = 0; i < n; i++) {
-          const Vec value = read(x + offset + at + i * Vec::size(), count);
+          const Vec value = get_one(x + offset + at + i * Vec::size(), count);
           if (first) {
             largest[i] = value;
             found[i] = own;
@@ -236,7 +231,7 @@ void max_pool(Windows windows, const float *x, float *y, uint8_t *which) {
       });
       for (int64_t i = 0; i < n; i++) {
         const int64_t place = window.output + at + i * Vec::size();
-        write(y + place, largest[i], count);
+        put_one(y + place, largest[i], count);
         float positions[Vec::size()];
         found[i].store(positions);
         for (int64_t c = 0; c < count; c++)
@@ -268,10 +263,10 @@ void average_pool(Windows windows, const float *x, float *y) {
         sums[i] = Vec(0.0f);
       each_pixel(windows, window, [&](int64_t offset, int64_t) {
         for (int64_t i = 0; i < n; i++)
-          sums[i] = sums[i] + read(x + offset + at + i * Vec::size(), count);
+          sums[i] = sums[i] + get_one(x + offset + at + i * Vec::size(), count);
       });
       for (int64_t i = 0; i < n; i++)
-        write(y + window.output + at + i * Vec::size(), sums[i] / share, count);
+        put_one(y + window.output + at + i * Vec::size(), sums[i] / share, count);
     });
   });
 }
@@ -283,11 +278,11 @@ void average_pool_backward(Windows windows, const float *dy, float *dx) {
       constexpr int64_t n = decltype(registers)::size;
       Vec shares[n];
       for (int64_t i = 0; i < n; i++)
-        shares[i] = read(dy + window.output + at + i * Vec::size(), count) / share;
+        shares[i] = get_one(dy + window.output + at + i * Vec::size(), count) / share;
       each_pixel(windows, window, [&](int64_t offset, int64_t) {
         for (int64_t i = 0; i < n; i++) {
           float *to = dx + offset + at + i * Vec::size();
-          write(to, read(to, count) + shares[i], count);
+          put_one(to, get_one(to, count) + shares[i], count);
         }
       });
     });
@@ -298,8 +293,10 @@ void average_pool_backward(Windows windows, const float *dy, float *dx) {
 
 extern const ImageKernels GPIPE_IMAGES;
 const ImageKernels GPIPE_IMAGES = {
-    statistics, normalise,         norm_sums,    norm_backward,
-    max_pool,   max_pool_backward, average_pool, average_pool_backward,
+    {statistics<float>, normalise<float>, norm_sums<float>, norm_backward<float>},
+    {statistics<c10::BFloat16>, normalise<c10::BFloat16>, norm_sums<c10::BFloat16>,
+     norm_backward<c10::BFloat16>},
+    max_pool, max_pool_backward, average_pool, average_pool_backward,
 };
 
 } // namespace gpipe

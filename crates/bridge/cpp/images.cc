@@ -1,5 +1,5 @@
-// Batch norm, with the ReLU behind it, of float32 images in channels-last layout, and pooling of
-// float32 and bfloat16 ones.
+// Batch norm, with the ReLU behind it, and pooling, of float32 and bfloat16 images in channels-last
+// layout. All is computed in float32.
 //
 // Libtorch's batch norm and ReLU are two operations, each of which reads and writes the images; the
 // backward of its norm is slower than memory. Its max pooling saves the images and eight bytes for
@@ -22,15 +22,16 @@ using torch::autograd::variable_list;
 // Channels of a cache line: threads that divide channels do not share one.
 constexpr int64_t kLine = 16;
 
-bool lie_so(const at::Tensor &x) {
-  return x.device().is_cpu() && x.layout() == at::kStrided && x.dim() == 4 && x.numel() > 0 &&
-         !x.is_neg() && x.is_contiguous(kChannelsLast);
+bool is_images(const at::Tensor &x) {
+  const bool fits = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
+  return fits && x.device().is_cpu() && x.layout() == at::kStrided && x.dim() == 4 &&
+         x.numel() > 0 && !x.is_neg() && x.is_contiguous(kChannelsLast);
 }
 
-bool is_images(const at::Tensor &x) { return lie_so(x) && x.scalar_type() == at::kFloat; }
-
-bool can_pool(const at::Tensor &x) {
-  return is_images(x) || (lie_so(x) && x.scalar_type() == at::kBFloat16);
+template <typename T> const NormKernels<T> &norm_kernels();
+template <> const NormKernels<float> &norm_kernels() { return image_kernels().norm; }
+template <> const NormKernels<c10::BFloat16> &norm_kernels() {
+  return image_kernels().norm_bfloat16;
 }
 
 // Calls `work(first, pixels)` with ranges of the channels, on several threads if they pay.
@@ -59,14 +60,17 @@ struct BatchNorm : torch::autograd::Function<BatchNorm> {
     at::AutoDispatchBelowADInplaceOrView below;
     at::Tensor y = at::empty_like(x), mean = at::empty_like(w), inverse = at::empty_like(w);
     RECORD_USER_SCOPE_WITH_INPUTS("gpipe::batch_norm", moved(x, y));
-    const float *from = x.const_data_ptr<float>();
-    float *to = y.mutable_data_ptr<float>();
     float *means = mean.mutable_data_ptr<float>(), *roots = inverse.mutable_data_ptr<float>();
     const Vectors vectors(w, b, mean, inverse);
-    by_channels(x, [&](int64_t first, Pixels pixels) {
-      const ImageKernels &kernels = image_kernels();
-      kernels.statistics(pixels, from + first, eps, means + first, roots + first);
-      kernels.normalise(pixels, from + first, vectors.from(first), relu, to + first);
+    by_dtype(x.scalar_type(), [&](auto kind) {
+      using T = decltype(kind);
+      const T *from = x.const_data_ptr<T>();
+      T *to = y.mutable_data_ptr<T>();
+      by_channels(x, [&](int64_t first, Pixels pixels) {
+        const NormKernels<T> &kernels = norm_kernels<T>();
+        kernels.statistics(pixels, from + first, eps, means + first, roots + first);
+        kernels.normalise(pixels, from + first, vectors.from(first), relu, to + first);
+      });
     });
     context->save_for_backward({x, w, b, mean, inverse});
     context->saved_data["relu"] = relu;
@@ -88,18 +92,21 @@ struct BatchNorm : torch::autograd::Function<BatchNorm> {
     if (wants_x)
       dx = at::empty_like(x);
     RECORD_USER_SCOPE_WITH_INPUTS("gpipe::batch_norm", moved(x, dy, dx));
-    const float *from = x.const_data_ptr<float>(), *given = dy.const_data_ptr<float>();
-    float *to = wants_x ? dx.mutable_data_ptr<float>() : nullptr;
     float *weights = dw.mutable_data_ptr<float>(), *biases = db.mutable_data_ptr<float>();
     const Vectors vectors(w, saved[2], saved[3], saved[4]);
-    by_channels(x, [&](int64_t first, Pixels pixels) {
-      const ImageKernels &kernels = image_kernels();
-      const Norm norm = vectors.from(first);
-      kernels.norm_sums(pixels, given + first, from + first, norm, relu, weights + first,
-                        biases + first);
-      if (to)
-        kernels.norm_backward(pixels, given + first, from + first, norm, relu, weights + first,
-                              biases + first, to + first);
+    by_dtype(x.scalar_type(), [&](auto kind) {
+      using T = decltype(kind);
+      const T *from = x.const_data_ptr<T>(), *given = dy.const_data_ptr<T>();
+      T *to = wants_x ? dx.mutable_data_ptr<T>() : nullptr;
+      by_channels(x, [&](int64_t first, Pixels pixels) {
+        const NormKernels<T> &kernels = norm_kernels<T>();
+        const Norm norm = vectors.from(first);
+        kernels.norm_sums(pixels, given + first, from + first, norm, relu, weights + first,
+                          biases + first);
+        if (to)
+          kernels.norm_backward(pixels, given + first, from + first, norm, relu, weights + first,
+                                biases + first, to + first);
+      });
     });
     return {dx, dw, db, at::Tensor(), at::Tensor()};
   }
@@ -237,8 +244,6 @@ struct EverySecond : torch::autograd::Function<EverySecond> {
 
 bool are_images(Address x) { return is_images(borrow(x)); }
 
-bool can_pool_images(Address x) { return can_pool(borrow(x)); }
-
 rust::Vec<Address> batch_norm_images(Address x_address, Address w_address, Address b_address,
                                      double eps, bool relu) {
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address), &b = borrow(b_address);
@@ -248,7 +253,8 @@ rust::Vec<Address> batch_norm_images(Address x_address, Address w_address, Addre
   };
   TORCH_CHECK(is_images(x) && fits(w) && fits(b), "a batch norm of ", x.scalar_type(), " ",
               x.sizes(), " with vectors ", w.sizes(), " and ", b.sizes(),
-              ": it takes float32 images in channels-last layout, on a CPU");
+              ": it takes float32 or bfloat16 images in channels-last layout, on a CPU, and "
+              "float32 vectors");
   rust::Vec<Address> given;
   for (at::Tensor &one : BatchNorm::apply(x, w, b, eps, relu))
     given.push_back(give(std::move(one)));
@@ -261,7 +267,7 @@ Address pool_images(Address x_address, int64_t size, int64_t stride, int64_t pad
   const auto fits = [&](int64_t length) {
     return windows_along(length, size, stride, padding, ceil) > 0;
   };
-  TORCH_CHECK(can_pool(x) && size >= 1 && size <= 15 && stride >= 1 && stride <= INT32_MAX &&
+  TORCH_CHECK(is_images(x) && size >= 1 && size <= 15 && stride >= 1 && stride <= INT32_MAX &&
                   padding >= 0 && padding <= size / 2 && fits(x.size(2)) && fits(x.size(3)),
               "pooling of ", x.scalar_type(), " ", x.sizes(), " in windows of ", size, " x ", size,
               ", stride ", stride, ", padding ", padding,

@@ -94,11 +94,24 @@ template <typename T> inline void put(T *to, Two x, int64_t count) {
 inline Vec get_one(const float *from, int64_t count) { return Vec::loadu(from, count); }
 inline void put_one(float *to, Vec x, int64_t count) { x.store(to, static_cast<int>(count)); }
 inline Vec get_one(const c10::BFloat16 *from, int64_t count) {
+  if (count == Vec::size()) {
+    Vec whole;
+    at::vec::load_fp32_from_bf16(from, whole);
+    return whole;
+  }
   const auto own = at::vec::Vectorized<c10::BFloat16>::loadu(from, count);
   return std::get<0>(at::vec::convert_bfloat16_float(own));
 }
 inline void put_one(c10::BFloat16 *to, Vec x, int64_t count) {
-  at::vec::convert_float_bfloat16(x, x).store(to, static_cast<int>(count));
+  const auto both = at::vec::convert_float_bfloat16(x, x);
+  if (count < Vec::size()) {
+    both.store(to, static_cast<int>(count));
+    return;
+  }
+  // A size that the compiler knows takes an instruction.
+  c10::BFloat16 kept[kBlock];
+  both.store(kept);
+  __builtin_memcpy(to, kept, Vec::size() * sizeof(c10::BFloat16));
 }
 
 // to [columns, rows] = from [rows, columns], each with its own distance from row to row. Tiles of

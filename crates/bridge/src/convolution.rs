@@ -26,8 +26,8 @@ impl Default for Geometry {
 
 /// Convolves `x` with `weight`; differentiable once. Shapes: `x` `[samples, inputs, height,
 /// width]`, `weight` `[outputs, inputs / groups, height, width]`. Unless `kernels` is
-/// [`Kernels::Aten`], the result in float32 on a CPU is in channels-last layout, to which `x` is
-/// converted if necessary.
+/// [`Kernels::Aten`], the result in float32 or bfloat16 on a CPU is in channels-last layout, to
+/// which `x` is converted if necessary.
 ///
 /// # Errors
 /// Shapes, dtypes or devices that do not fit; out of memory.
@@ -106,21 +106,28 @@ mod tests {
             Case { x: [2, 64, 6, 6], w: [64, 64, 1, 1], geometry: padded },
             Case { x: [2, 64, 12, 12], w: [64, 1, 5, 5], geometry: apart },
         ];
-        for case in &cases {
+        for (case, kind) in
+            cases.iter().flat_map(|case| [Kind::Float, Kind::BFloat16].map(|kind| (case, kind)))
+        {
+            let values = |shape: &[i64], seed| values(shape, seed).to_kind(kind);
             let exact = run(case, Kind::Double, Kernels::Aten, values);
             let magnitudes = |shape: &[i64], seed| values(shape, seed).abs();
             let sums = run(case, Kind::Double, Kernels::Aten, magnitudes);
             for kernels in [Kernels::Aten, Kernels::ChannelsLast, Kernels::OneDnn] {
-                let all = run(case, Kind::Float, kernels, values);
+                let all = run(case, kind, kernels, values);
                 for ((a, b), sums) in all.iter().zip(&exact).zip(&sums) {
                     assert_eq!(a.size(), b.size());
                     // A sum of 864 products has as many rounding errors. Each is at most 6e-8 of
                     // the sum of magnitudes. They have either sign, so the root of their number
                     // remains (Higham and Mary 2019, "A new approach to probabilistic rounding
                     // error analysis").
-                    let bound = sums * (6e-8 * 864.0_f64.sqrt());
+                    let bound = match kind {
+                        Kind::Float => sums * (6e-8 * 864.0_f64.sqrt()),
+                        // Sums are in float32. Patches and the result are rounded to 8 bits.
+                        _ => sums / 256.0,
+                    };
                     let beyond = ((a - b).abs() - bound).max().double_value(&[]);
-                    assert!(beyond <= 0.0, "{kernels:?}: {beyond:e}");
+                    assert!(beyond <= 0.0, "{kind:?} {kernels:?}: {beyond:e}");
                 }
             }
         }

@@ -177,7 +177,6 @@ pub(crate) mod bridged {
         unsafe fn fused_turn(x: usize, cos: usize, sin: usize) -> Result<usize>;
 
         unsafe fn are_images(x: usize) -> Result<bool>;
-        unsafe fn can_pool_images(x: usize) -> Result<bool>;
         unsafe fn batch_norm_images(
             x: usize,
             w: usize,

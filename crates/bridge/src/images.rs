@@ -1,31 +1,25 @@
 //! Batch norm, alone or with the ReLU behind it, and pooling, of images in channels-last layout on
-//! CPUs: in float32, and pooling in bfloat16, too. They are differentiable once.
+//! CPUs, in float32 and bfloat16. They compute in float32, and are differentiable once.
 
 use tch::Tensor;
 
 use crate::{Error, Result, address, adopt, ffi::bridged};
 
-/// Whether these operations take `x`: `[samples, channels, height, width]` in float32 on a CPU, in
-/// channels-last layout without gaps. Pooling takes more: see [`can_pool`].
+/// Whether these operations take `x`: `[samples, channels, height, width]` in float32 or bfloat16
+/// on a CPU, in channels-last layout without gaps.
 pub fn takes(x: &Tensor) -> bool {
     // SAFETY: the tensor at this address is borrowed for the whole call.
     unsafe { bridged::are_images(address(x)) }.unwrap_or(false)
 }
 
-/// Whether [`pool`] takes `x`: what [`takes`] takes, and the same in bfloat16.
-pub fn can_pool(x: &Tensor) -> bool {
-    // SAFETY: the tensor at this address is borrowed for the whole call.
-    unsafe { bridged::can_pool_images(address(x)) }.unwrap_or(false)
-}
-
 /// What [`batch_norm`] gives.
 #[derive(Debug)]
 pub struct Normed {
-    /// The images.
+    /// The images, in the dtype of `x`.
     pub y: Tensor,
-    /// The mean of each channel of `x`, `[channels]`, without a gradient.
+    /// The mean of each channel of `x`, float32 `[channels]`, without a gradient.
     pub mean: Tensor,
-    /// 1 / sqrt(variance + eps) of each channel, `[channels]`, without a gradient.
+    /// 1 / sqrt(variance + eps) of each channel, float32 `[channels]`, without a gradient.
     pub inverse: Tensor,
 }
 
@@ -82,7 +76,7 @@ pub enum Pooling {
 /// and saves a byte for each maximum, and nothing for averages.
 ///
 /// # Errors
-/// Images that [`can_pool`] does not take; windows that do not fit them; out of memory.
+/// Images that [`takes`] does not take; windows that do not fit them; out of memory.
 pub fn pool(x: &Tensor, windows: &Windows, pooling: Pooling) -> Result<Tensor> {
     let Windows { size, stride, padding, ceil } = *windows;
     let largest = pooling == Pooling::Maximum;
@@ -129,6 +123,8 @@ mod tests {
     fn largest_difference(a: &Tensor, b: &Tensor) -> f64 {
         (a - b).abs().max().double_value(&[])
     }
+
+    const FLOAT: Kind = Kind::Float;
 
     /// Shapes with channels that fill registers and that do not, and with one pixel.
     const SHAPES: [[i64; 4]; 5] =
@@ -203,6 +199,39 @@ mod tests {
     }
 
     #[test]
+    fn oracle_batch_norm_in_bfloat16_is_that_of_float32_rounded() {
+        for shape in SHAPES {
+            for relu in [false, true] {
+                let [x, dy] = [images(shape, 0.1) + 3.0, images(shape, 0.4)]
+                    .map(|one| one.to_kind(Kind::BFloat16));
+                assert!(takes(&x));
+                let vector = |seed: f64| {
+                    let values = images([1, shape[1], 1, 1], seed).reshape([shape[1]]) + 1.5;
+                    values.to_kind(Kind::Float).set_requires_grad(true)
+                };
+                let (w, b) = (vector(0.2), vector(0.3));
+                let run = |kind: Kind| {
+                    let x = x.to_kind(kind).detach().set_requires_grad(true);
+                    let Normed { y, mean, inverse } = batch_norm(&x, &w, &b, 1e-5, relu).unwrap();
+                    assert_eq!([&y, &mean, &inverse].map(Tensor::kind), [kind, FLOAT, FLOAT]);
+                    let mut found = gradients(&y, &dy.to_kind(kind), &[&x, &w, &b]);
+                    found[0] = found[0].to_kind(Kind::BFloat16);
+                    found.extend([y.detach().to_kind(Kind::BFloat16), mean, inverse]);
+                    found
+                };
+                let own = run(Kind::BFloat16);
+                assert_eq!(own, run(Kind::Float), "{shape:?} relu {relu}");
+                let none = None::<&Tensor>;
+                let (y, ..) = x.native_batch_norm(Some(&w), Some(&b), none, none, true, 0.0, 1e-5);
+                let theirs = if relu { y.relu() } else { y };
+                // Both compute in float32. Rounded to 8 bits, that is a unit in the last place.
+                let off = |x: &Tensor| x.to_kind(Kind::Double);
+                assert!(off(&own[3]).allclose(&off(&theirs), 1.0 / 128.0, 1e-4, false));
+            }
+        }
+    }
+
+    #[test]
     fn oracle_pooling_has_the_bits_of_libtorch() {
         for shape in SHAPES {
             for (size, stride, padding, ceil) in
@@ -249,7 +278,7 @@ mod tests {
             let windows = Windows { size: 3, stride: 1, padding: 1, ceil: false };
             let x = images(shape, 0.7).to_kind(Kind::BFloat16);
             let dy = images(shape, 0.9).to_kind(Kind::BFloat16);
-            assert!(can_pool(&x) && !takes(&x));
+            assert!(takes(&x));
             for pooling in [Pooling::Maximum, Pooling::Average] {
                 let run = |kind: Kind| {
                     let x = x.to_kind(kind).detach().set_requires_grad(true);

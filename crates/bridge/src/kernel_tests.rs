@@ -47,7 +47,7 @@ fn images(x: &Tensor) -> Tensor {
     x.permute([0, 2, 3, 1]).contiguous().permute([0, 3, 1, 2])
 }
 
-const CASES: [Case; 13] = [
+const CASES: [Case; 14] = [
     ("swiglu", &[&[300, 700], &[300, 700]], |x| fused::swiglu(&x[0], &x[1])),
     ("attention", &[&[4, 8, 96, 32], &[4, 8, 96, 32], &[4, 8, 96, 32]], |x| {
         fused::attention(&x[0], &x[1], &x[2], None)
@@ -67,6 +67,11 @@ const CASES: [Case; 13] = [
     }),
     ("batch norm", &[&[8, 80, 24, 24], &[80], &[80]], |x| {
         batch_norm(&images(&x[0]), &x[1], &x[2], 1e-5, true).map(|normed| normed.y)
+    }),
+    ("bfloat16 batch norm", &[&[8, 80, 24, 24], &[80], &[80]], |x| {
+        let own = images(&x[0]).to_kind(Kind::BFloat16);
+        let normed = batch_norm(&own, &x[1], &x[2], 1e-5, true)?;
+        Ok(normed.y.to_kind(Kind::Float))
     }),
     ("maximum", &[&[8, 80, 25, 25]], |x| {
         let windows = Windows { size: 3, stride: 2, padding: 1, ceil: true };

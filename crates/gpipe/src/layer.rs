@@ -360,8 +360,7 @@ impl Forward<'_> {
         windows: &Windows,
         pooling: Pooling,
     ) -> Result<Tensor, LayerError> {
-        let fused = self.kernels != Kernels::Aten && images::can_pool(x);
-        if fused && windows.size <= Windows::SIZE_MAX {
+        if self.fuses_images(x) && windows.size <= Windows::SIZE_MAX {
             return Ok(images::pool(x, windows, pooling)?);
         }
         let Windows { size, stride, padding, ceil } = *windows;

@@ -41,11 +41,13 @@ impl Tape {
         let kernel = self.shape(weight).get(2..).unwrap_or_default();
         let pointwise = kernel.iter().all(|&size| size == 1) && groups == 1;
         let (input, weights, made) = (self.bytes(x), self.parameter_bytes(weight), bytes(&output));
-        let is_float = self.spec(x).kind == Kind::Float;
+        let kind = self.spec(x).kind;
+        let takes = matches!(kind, Kind::Float | Kind::BFloat16);
+        let element = kind.elt_size_in_bytes() as f64;
         // Each output element is a product with all weights of its kernel.
         let fan_in: i64 = self.shape(weight).iter().skip(1).product();
         let flops = 2.0 * output.elements() * fan_in as f64;
-        if !self.kernels().are_channels_last() || !is_float {
+        if !self.kernels().are_channels_last() || !takes {
             let node = Node::new(&[x], output).saving(&[x]).parameter(weight);
             let plain = pointwise && !strided;
             let forward = if plain { 0.0 } else { (input + weights).max(made) };
@@ -60,16 +62,19 @@ impl Tape {
             let inputs = fan_in;
             let is_few = self.kernels().are_onednn() && groups == 1;
             if is_few && positions <= POSITIONS_MAX && inputs % COLUMN_STEP == 0 {
-                // The patches, and in the backward their gradient.
-                let patches = FLOAT * positions * inputs as f64;
+                // The patches, and in the backward their gradient. That of the images is summed in
+                // float32.
+                let patches = element * positions * inputs as f64;
+                let summed = if kind == Kind::Float { 0.0 } else { FLOAT * input / element };
                 let outputs = outputs_of(&output) as i64;
-                let scratch = match self.products_for(Kind::Float, positions, inputs, outputs) {
+                let scratch = match self.products_for(kind, positions, inputs, outputs) {
                     Products::FewRows { scratch } => scratch,
                     Products::OneDnn => weights,
                     Products::Aten => 0.0,
                 };
                 let node = node.parameter(weight).forward_bytes(patches + scratch);
-                return self.push_product(node.backward_bytes(patches + patches.max(made)), flops);
+                let backward = patches + patches.max(made).max(summed);
+                return self.push_product(node.backward_bytes(backward), flops);
             }
             let (forward, backward) = match groups {
                 1 => (2.0 * weights + CONVOLUTION_SCRATCH, 3.0 * weights),
@@ -86,7 +91,7 @@ impl Tape {
         let node = if strided || plain { node.saving_bytes(used) } else { node.saving(&[x]) };
         let thinned = if strided { used } else { 0.0 };
         let products =
-            self.products_for(Kind::Float, used / FLOAT / inputs, inputs as i64, outputs as i64);
+            self.products_for(kind, used / element / inputs, inputs as i64, outputs as i64);
         let node = match products {
             Products::Aten => node.parameter_transposed(weight).backward_bytes(thinned),
             Products::OneDnn => {
@@ -110,11 +115,6 @@ impl Tape {
 
     /// Whether the bridge's operations on images take `x`.
     fn fuses_images(&self, x: Var) -> bool {
-        self.fuses_pooling(x) && self.spec(x).kind == Kind::Float
-    }
-
-    /// Whether the bridge's pooling takes `x`.
-    fn fuses_pooling(&self, x: Var) -> bool {
         let spec = self.spec(x);
         let fits = matches!(spec.kind, Kind::Float | Kind::BFloat16) && spec.shape.len() == 4;
         let lies_so = self.is_channels_last(x) || !self.layouts_differ(x);
@@ -167,7 +167,7 @@ impl Tape {
         };
         let fused =
             |output| Node::new(&[x], output).forward_bytes(converted).backward_bytes(converted);
-        match (pooling, self.fuses_pooling(x)) {
+        match (pooling, self.fuses_images(x)) {
             (Pooling::Maximum, true) => self.push(fused(output).saving_bytes(found)),
             (Pooling::Average, true) => self.push(fused(output)),
             (Pooling::Maximum, false) => {
