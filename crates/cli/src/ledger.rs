@@ -57,6 +57,8 @@ struct Counted {
     step_ns: u64,
     /// Multiplications and additions of a step, without those that are repeated.
     flops: f64,
+    /// Bytes that a step asked the system for, because no freed tensor's memory had the size.
+    system_bytes: u64,
     limits: Limits,
     operations: Vec<Operation>,
 }
@@ -95,11 +97,12 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
     let ledger = Ledger::default();
     let builder = setup::pipeline(&config, model)?.observer(ledger.clone());
     let mut pipeline = builder.build()?;
-    let mut reports = Vec::new();
+    let (mut reports, mut taken) = (Vec::new(), 0);
     for step in 0..WARM_UP + config.train.steps {
         let Batch { inputs, targets, .. } = task::made(&make, step)?;
         if step == WARM_UP {
             ledger.begin();
+            taken = gpipe::bytes_from_system();
         }
         let report = pipeline.train_step(inputs, targets)?;
         if step >= WARM_UP {
@@ -107,8 +110,9 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
         }
     }
     let lines = ledger.end();
+    let taken = gpipe::bytes_from_system() - taken;
     drop(pipeline);
-    let counted = counted(&config, &lines, &reports)?;
+    let counted = counted(&config, &lines, &reports, taken)?;
     show(&counted, arguments.operations);
     match &arguments.out {
         Some(path) => write(path, &counted),
@@ -132,8 +136,14 @@ fn check(config: &Config) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The counts of one step, with the least time for each operation.
-fn counted(config: &Config, lines: &[Line], reports: &[StepReport]) -> Result<Counted, CliError> {
+/// The counts of one step, with the least time for each operation. `taken`: the bytes that all
+/// steps asked the system for.
+fn counted(
+    config: &Config,
+    lines: &[Line],
+    reports: &[StepReport],
+    taken: u64,
+) -> Result<Counted, CliError> {
     let steps = reports.len().max(1) as u64;
     let mut times: Vec<Nanos> = reports.iter().map(|report| report.time).collect();
     times.sort_unstable();
@@ -171,6 +181,7 @@ fn counted(config: &Config, lines: &[Line], reports: &[StepReport]) -> Result<Co
         steps,
         step_ns: times.get(times.len() / 2).map_or(0, |time| time.0),
         flops: first.map(|line| line.flops).sum::<f64>() / steps as f64,
+        system_bytes: taken / steps,
         limits,
         operations: operations.collect(),
     })
@@ -301,6 +312,10 @@ fn show(counted: &Counted, operations: usize) {
         rate / 1e9,
         numbers::counted(cores, "core"),
         if limit > 0.0 { rate / limit } else { 0.0 }
+    );
+    prose!(
+        "tensors took {:.1} MB a step from the system; the rest is memory of freed ones",
+        counted.system_bytes as f64 / 1e6
     );
     show_longest(&counted.operations, operations);
 }

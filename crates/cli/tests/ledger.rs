@@ -14,8 +14,15 @@ fn oracle_operations_add_up_to_the_steps() {
     let folder = Folder::new();
     let flags = ["--remat", "always", "--operations", "3", "--out", "ledger.json"];
     let text = folder.succeeds(&[LEDGER, &flags].concat());
-    for part in ["work, ms", "\nproducts ", "\nattention ", "\ndispatch ", "\nall ", "TFLOP a step"]
-    {
+    for part in [
+        "work, ms",
+        "\nproducts ",
+        "\nattention ",
+        "\ndispatch ",
+        "\nall ",
+        "TFLOP a step",
+        "MB a step from the system",
+    ] {
         assert!(text.contains(part), "'{part}' is not in {text}");
     }
     assert!(text.contains(" stages of 1 thread, M 3, 1f1b, always, float32 (2 steps)"), "{text}");
@@ -30,6 +37,8 @@ fn oracle_operations_add_up_to_the_steps() {
         ["forward", "recompute", "backward"].map(|phase| sum("flops", phase));
     assert!(forward > 0.0 && backward == 2.0 * forward, "{forward} {backward}");
     assert!(recompute > 0.0 && recompute <= forward, "{recompute} of {forward}");
+    // Every tensor of a network this small is below the size that is counted.
+    assert_eq!(ledger["system_bytes"], 0);
     assert_eq!(ledger["flops"].as_f64().unwrap(), forward + backward);
     // Stages work at the same time, and each works no longer than the step.
     let all: f64 = ["forward", "recompute", "backward", "update"]
