@@ -43,8 +43,7 @@ WHAT = (
     " stages at it; of the rest at the speed of memory. FLOPs are the multiplications and additions"
     " of products, convolutions and attention, forward and backward: 2 for each weight and row in a"
     " forward, twice that in a backward, and 4 for each query, key and feature of attention, also"
-    " where a causal mask hides the key. *From the system* is memory of tensors that a step did not"
-    " find among freed ones."
+    " where a causal mask hides the key."
 )
 
 
@@ -125,7 +124,6 @@ def grouped(raw):
 
 def rates_table(raw):
     header = ["workload", "dtype", "K", "step, ms", "TFLOP", "GFLOP/s", "limit", "of the limit"]
-    header.append("from the system, MB")
     rows = []
     for (workload, dtype), ways in grouped(raw).items():
         for stages, runs in sorted(ways.items()):
@@ -134,9 +132,7 @@ def rates_table(raw):
             shares = [rate(run)[1] for run in runs]
             cells = [f"`{workload}`", dtype, stages, f"{own['step_ns'] / 1e6:.0f}"]
             cells += [f"{own['flops'] / 1e12:.3f}", f"{rate(own)[0]:.0f}", f"{limit:.0f}"]
-            cells.append(f"{median(shares):.2f}")
-            taken = median([run["system_bytes"] for run in runs])
-            rows.append([*cells, f"{taken / 1e6:.0f}"])
+            rows.append([*cells, f"{median(shares):.2f}"])
     return of_table(header, rows)
 
 
