@@ -65,9 +65,6 @@ std::array<Arena, kArenas> &arenas() {
   return *all;
 }
 
-// Bytes of blocks from kKeepMin up that no kept block could serve.
-std::atomic<uint64_t> from_system{0};
-
 thread_local uint32_t current_arena = 0;
 thread_local Refusal last_refusal{};
 
@@ -160,8 +157,6 @@ void *take(std::size_t size) {
                       c10::str("out of memory: the system has no ", size, " bytes"));
     }
     hold(arena, size);
-    if (size >= kKeepMin)
-      from_system += size;
   }
   *static_cast<Header *>(block) = Header{size, current_arena, nullptr};
   return static_cast<char *>(block) + kHeader;
@@ -280,8 +275,6 @@ void close_arena(uint32_t index) {
   arena.high = 0;
   arena.cap = kNoCap;
 }
-
-uint64_t bytes_from_system() { return from_system; }
 
 bool keep_freed_memory() {
 #if defined(__GLIBC__)

@@ -226,7 +226,6 @@ void set_arena_cap(uint32_t arena, uint64_t bytes);
 void trim_arena(uint32_t arena);
 void close_arena(uint32_t arena);
 Refusal take_refusal();
-uint64_t bytes_from_system();
 bool keep_freed_memory();
 
 } // namespace gpipe

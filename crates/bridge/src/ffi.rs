@@ -256,7 +256,6 @@ pub(crate) mod bridged {
         fn trim_arena(arena: u32) -> Result<()>;
         fn close_arena(arena: u32) -> Result<()>;
         fn take_refusal() -> Result<Refusal>;
-        fn bytes_from_system() -> u64;
         fn keep_freed_memory() -> bool;
 
         type TcpStore;

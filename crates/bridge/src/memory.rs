@@ -133,13 +133,6 @@ pub fn trim(arena: u32) -> Result<()> {
     Ok(bridged::trim_arena(arena)?)
 }
 
-/// Bytes that all arenas have asked the system for since the process began, because no kept block
-/// had the size. Blocks below 32 KiB are not counted: the C library keeps those itself. A step that
-/// adds nothing reuses the memory of the step before.
-pub fn bytes_from_system() -> u64 {
-    bridged::bytes_from_system()
-}
-
 /// Makes the C library keep freed memory for the rest of the process, instead of returning large
 /// blocks to the system. Scratch memory of oneDNN and MKL, which does not come from the arenas,
 /// then costs no page faults. This is a choice for a program, not for a library. Returns whether it
@@ -168,35 +161,6 @@ mod tests {
 
     fn floats(elements: i64) -> std::result::Result<Tensor, tch::TchError> {
         Tensor::f_zeros([elements], (Kind::Float, Device::Cpu))
-    }
-
-    /// In a process of its own, because other tests take memory at the same time.
-    #[test]
-    fn oracle_bytes_from_the_system_are_those_that_no_kept_block_served() {
-        const ALONE: &str = "GPIPE_TEST_ALONE";
-        if std::env::var_os(ALONE).is_none() {
-            let own =
-                "memory::tests::oracle_bytes_from_the_system_are_those_that_no_kept_block_served";
-            let mut command = std::process::Command::new(std::env::current_exe().unwrap());
-            let output = command.args(["--exact", own]).env(ALONE, "1").output().unwrap();
-            let printed = String::from_utf8_lossy(&output.stdout);
-            assert!(output.status.success() && printed.contains("1 passed"), "{printed}");
-            return;
-        }
-        let arena = Arena::acquire().unwrap();
-        enter(arena.id()).unwrap();
-        let taken = |work: &dyn Fn()| {
-            let before = bytes_from_system();
-            work();
-            bytes_from_system() - before
-        };
-        let steps = |sizes: &[i64]| {
-            let all: Vec<Tensor> = sizes.iter().map(|&size| floats(size).unwrap()).collect();
-            drop(all);
-        };
-        assert_eq!(taken(&|| steps(&[MIB, 2 * MIB, 1000])), 3 << 20);
-        assert_eq!(taken(&|| steps(&[2 * MIB, MIB, 1000])), 0); // the same sizes again
-        assert_eq!(taken(&|| steps(&[MIB, 3 * MIB])), 3 << 20); // one that none had
     }
 
     #[test]

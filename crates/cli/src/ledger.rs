@@ -57,8 +57,8 @@ struct Counted {
     step_ns: u64,
     /// Multiplications and additions of a step, without those that are repeated.
     flops: f64,
-    /// Bytes that a step asked the system for, because no freed tensor's memory had the size.
-    system_bytes: u64,
+    /// Pages of memory that a step was the first to touch. `None` where the system does not tell.
+    new_pages: Option<u64>,
     limits: Limits,
     operations: Vec<Operation>,
 }
@@ -97,22 +97,22 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
     let ledger = Ledger::default();
     let builder = setup::pipeline(&config, model)?.observer(ledger.clone());
     let mut pipeline = builder.build()?;
-    let (mut reports, mut taken) = (Vec::new(), 0);
+    let (mut reports, mut before) = (Vec::new(), None);
     for step in 0..WARM_UP + config.train.steps {
         let Batch { inputs, targets, .. } = task::made(&make, step)?;
         if step == WARM_UP {
             ledger.begin();
-            taken = gpipe::bytes_from_system();
+            before = machine::new_pages();
         }
         let report = pipeline.train_step(inputs, targets)?;
         if step >= WARM_UP {
             reports.push(report);
         }
     }
+    let new_pages = before.zip(machine::new_pages()).map(|(before, now)| now - before);
     let lines = ledger.end();
-    let taken = gpipe::bytes_from_system() - taken;
     drop(pipeline);
-    let counted = counted(&config, &lines, &reports, taken)?;
+    let counted = counted(&config, &lines, &reports, new_pages)?;
     show(&counted, arguments.operations);
     match &arguments.out {
         Some(path) => write(path, &counted),
@@ -136,13 +136,13 @@ fn check(config: &Config) -> Result<(), CliError> {
     Ok(())
 }
 
-/// The counts of one step, with the least time for each operation. `taken`: the bytes that all
-/// steps asked the system for.
+/// The counts of one step, with the least time for each operation. `new_pages`: those of all
+/// steps.
 fn counted(
     config: &Config,
     lines: &[Line],
     reports: &[StepReport],
-    taken: u64,
+    new_pages: Option<u64>,
 ) -> Result<Counted, CliError> {
     let steps = reports.len().max(1) as u64;
     let mut times: Vec<Nanos> = reports.iter().map(|report| report.time).collect();
@@ -181,7 +181,7 @@ fn counted(
         steps,
         step_ns: times.get(times.len() / 2).map_or(0, |time| time.0),
         flops: first.map(|line| line.flops).sum::<f64>() / steps as f64,
-        system_bytes: taken / steps,
+        new_pages: new_pages.map(|all| all / steps),
         limits,
         operations: operations.collect(),
     })
@@ -313,10 +313,9 @@ fn show(counted: &Counted, operations: usize) {
         numbers::counted(cores, "core"),
         if limit > 0.0 { rate / limit } else { 0.0 }
     );
-    prose!(
-        "tensors took {:.1} MB a step from the system; the rest is memory of freed ones",
-        counted.system_bytes as f64 / 1e6
-    );
+    if let Some(pages) = counted.new_pages {
+        prose!("{pages} pages of memory a step were new; all else was there from the steps before");
+    }
     show_longest(&counted.operations, operations);
 }
 

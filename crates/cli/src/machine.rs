@@ -6,6 +6,8 @@ use gpipe::Bytes;
 
 /// Where Linux reports memory.
 const MEMINFO: &str = "/proc/meminfo";
+/// Where Linux counts what this process does.
+const OWN_STATUS: &str = "/proc/self/stat";
 /// The control groups of this process, and the folder of their files.
 const OWN_CGROUPS: &str = "/proc/self/cgroup";
 const CGROUPS: &str = "/sys/fs/cgroup";
@@ -23,6 +25,18 @@ pub(crate) struct Available {
 /// The number of cores that this process may run on.
 pub(crate) fn cores() -> usize {
     std::thread::available_parallelism().map_or(1, std::num::NonZero::get)
+}
+
+/// How many pages of memory this process has touched for the first time. `None` if the system does
+/// not report it.
+pub(crate) fn new_pages() -> Option<u64> {
+    minor_faults(&std::fs::read_to_string(OWN_STATUS).ok()?)
+}
+
+/// `minflt` of /proc/self/stat. The name before it, in brackets, may hold anything.
+fn minor_faults(text: &str) -> Option<u64> {
+    let (_, fields) = text.rsplit_once(')')?;
+    fields.split_whitespace().nth(7)?.parse().ok()
 }
 
 /// The minimum of the machine's available memory and what the control groups of this process leave.
@@ -96,6 +110,15 @@ mod tests {
         assert_eq!(mem_available(text), Some(Bytes(1_024_000)));
         assert_eq!(mem_available("MemTotal: 5 kB\n"), None);
         assert!(available().is_some_and(|own| own.bytes > Bytes(0)) && cores() > 0);
+    }
+
+    #[test]
+    fn oracle_new_pages_are_counted() {
+        let text = "7 (a) b (c)) S 1 7 7 0 -1 4194560 123 0 2 0 5 3";
+        assert_eq!((minor_faults(text), minor_faults("7")), (Some(123), None));
+        let before = new_pages().unwrap();
+        let memory = vec![1_u8; 64 << 20]; // pages have 4 KiB, or 2 MiB, or any size between
+        assert!(new_pages().unwrap() >= before + 32, "{}", memory.len());
     }
 
     #[test]

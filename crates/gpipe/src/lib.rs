@@ -96,7 +96,7 @@ pub use gpipe_bridge::{
     convolution::Geometry,
     images::{Pooling, Windows},
     linear::Kernels,
-    memory::{bytes_from_system, keep_freed_memory},
+    memory::keep_freed_memory,
 };
 pub use gpipe_core::{
     Bytes, Nanos, cost, draw,
