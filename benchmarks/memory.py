@@ -359,8 +359,8 @@ def report(folder):
         *paragraph(
             "The cap is what the plain step needs, so the ratio falls as kernels let that step keep"
             f" less. More than {most:.2f} times the parameters is not possible: that is the whole"
-            " cap. Losses and gradient norms of two steps are the same to the last bit wherever M is the"
-            f" same: {'yes' if found.same else 'NO'}."
+            " cap. Losses and gradient norms of two steps are the same to the last bit wherever M is"
+            f" the same: {'yes' if found.same else 'NO'}."
         ),
     ]
     return "\n".join(lines) + "\n"
@@ -377,9 +377,8 @@ def summary(parts):
         "The largest network whose training step stays under a cap in bytes, on one device. The cap"
         " is what a plain step (one micro-batch, nothing recomputed) of a small network needs. A"
         " variant is the number of micro-batches, the schedule and what is recomputed. The"
-        " target is the ratio of the GPipe paper, of the best variant that recomputes everything. Our"
-        " plain step of AmoebaNet keeps less than libtorch's operations would, for example a byte for"
-        " each maximum of a pooling. So the cap is lower, and there is less to gain."
+        " target is the ratio of the GPipe paper, of the best variant that recomputes everything."
+        " Our plain AmoebaNet keeps little, so the cap is low. That leaves less to gain."
     )
     return [*paragraph(text), "", *of_table(["network", "cap, MiB", *HEADER], shown), ""]
 
