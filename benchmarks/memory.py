@@ -359,8 +359,8 @@ def report(folder):
         *paragraph(
             "The cap is what the plain step needs, so the ratio falls as kernels let that step keep"
             f" less. More than {most:.2f} times the parameters is not possible: that is the whole"
-            " cap. Losses and gradient norms of two steps are the same to the last bit wherever M is"
-            f" the same: {'yes' if found.same else 'NO'}."
+            " cap. Losses and gradient norms of two steps are the same to the last bit wherever M"
+            f" is the same: {'yes' if found.same else 'NO'}."
         ),
     ]
     return "\n".join(lines) + "\n"
