@@ -70,17 +70,17 @@ thread_local Refusal last_refusal{};
 
 // The smallest kept block of `bytes` or more, otherwise the largest of all, otherwise the end.
 auto fitting(Arena &arena, uint64_t bytes) noexcept {
-  auto best = arena.blocks.end();
-  for (auto own = arena.blocks.begin(); own != arena.blocks.end(); ++own) {
+  const auto end = arena.blocks.end();
+  auto enough = end, largest = end;
+  for (auto own = arena.blocks.begin(); own != end; ++own) {
     if (own->second.kept == nullptr)
       continue;
-    const bool is_first = best == arena.blocks.end();
-    const bool suffices = own->first >= bytes;
-    if (is_first || (suffices ? best->first < bytes || own->first < best->first
-                              : best->first < bytes && own->first > best->first))
-      best = own;
+    if (own->first >= bytes && (enough == end || own->first < enough->first))
+      enough = own;
+    if (largest == end || own->first > largest->first)
+      largest = own;
   }
-  return best;
+  return enough != end ? enough : largest;
 }
 
 // Frees kept blocks until `bytes` are freed, and little more: what is freed will be asked for again

@@ -176,18 +176,13 @@ struct Turn : torch::autograd::Function<Turn> {
   }
 };
 
-bool has_fused_kernel(const at::Tensor &x) {
-  return x.device().is_cpu() && x.layout() == at::kStrided && !x.is_neg() &&
-         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
-}
-
 } // namespace
 
-bool can_fuse(Address x) { return has_fused_kernel(borrow(x)); }
+bool can_fuse(Address x) { return kernels_take(borrow(x)); }
 
 Address fused_rms_norm(Address x_address, Address w_address, double eps) {
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
-  TORCH_CHECK(has_fused_kernel(x) && w.dim() == 1 && w.is_contiguous() && w.device().is_cpu() &&
+  TORCH_CHECK(kernels_take(x) && w.dim() == 1 && w.is_contiguous() && w.device().is_cpu() &&
                   w.scalar_type() == x.scalar_type() && x.dim() >= 1 && w.numel() > 0 &&
                   x.size(-1) == w.size(0),
               "a norm of ", x.scalar_type(), " ", x.sizes(), " with a weight ", w.scalar_type(),
@@ -197,7 +192,7 @@ Address fused_rms_norm(Address x_address, Address w_address, double eps) {
 
 Address fused_swiglu(Address gate_address, Address up_address) {
   const at::Tensor &gate = borrow(gate_address), &up = borrow(up_address);
-  TORCH_CHECK(has_fused_kernel(gate) && has_fused_kernel(up) && gate.sizes() == up.sizes() &&
+  TORCH_CHECK(kernels_take(gate) && kernels_take(up) && gate.sizes() == up.sizes() &&
                   gate.scalar_type() == up.scalar_type(),
               "swiglu of ", gate.scalar_type(), " ", gate.sizes(), " and ", up.scalar_type(), " ",
               up.sizes(), ": shape and dtype must be the same, on a CPU");
@@ -207,14 +202,14 @@ Address fused_swiglu(Address gate_address, Address up_address) {
 Address fused_turn(Address x_address, Address cos_address, Address sin_address) {
   const at::Tensor &x = borrow(x_address), &cos = borrow(cos_address), &sin = borrow(sin_address);
   const auto fits = [&](const at::Tensor &table) {
-    if (!has_fused_kernel(table) || table.scalar_type() != x.scalar_type() || table.numel() == 0)
+    if (!kernels_take(table) || table.scalar_type() != x.scalar_type() || table.numel() == 0)
       return x.numel() == 0;
     const auto sizes = table.sizes();
     const bool own = sizes.size() == 4 && sizes[0] == x.size(0) && sizes[1] == 1;
     return (own || sizes.size() == 2) && sizes[sizes.size() - 2] == x.size(2) &&
            2 * sizes.back() == x.size(3);
   };
-  TORCH_CHECK(has_fused_kernel(x) && x.dim() == 4 && fits(cos) && fits(sin) &&
+  TORCH_CHECK(kernels_take(x) && x.dim() == 4 && fits(cos) && fits(sin) &&
                   cos.sizes() == sin.sizes(),
               "rotary positions of ", x.scalar_type(), " ", x.sizes(), " with tables ",
               cos.scalar_type(), " ", cos.sizes(), " and ", sin.sizes(),

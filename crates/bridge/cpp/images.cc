@@ -23,9 +23,7 @@ using torch::autograd::variable_list;
 constexpr int64_t kLine = 16;
 
 bool is_images(const at::Tensor &x) {
-  const bool fits = x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16;
-  return fits && x.device().is_cpu() && x.layout() == at::kStrided && x.dim() == 4 &&
-         x.numel() > 0 && !x.is_neg() && x.is_contiguous(kChannelsLast);
+  return kernels_take(x) && x.dim() == 4 && x.numel() > 0 && x.is_contiguous(kChannelsLast);
 }
 
 template <typename T> const NormKernels<T> &norm_kernels();

@@ -5,6 +5,7 @@
 #include "image_kernels.h"
 #include "product_kernels.h"
 #include <ATen/Parallel.h>
+#include <ATen/core/Tensor.h>
 #include <algorithm>
 #include <c10/core/MemoryFormat.h>
 #include <c10/core/ScalarType.h>
@@ -33,6 +34,12 @@ inline int64_t grain_of_rows(int64_t size) {
 // How many threads at::parallel_for divides work among at most. at::get_thread_num() is below this
 // in its calls.
 int64_t threads();
+
+// Whether kernels can read the memory of `x` in one of their dtypes.
+inline bool kernels_take(const at::Tensor &x) {
+  return x.device().is_cpu() && x.layout() == at::kStrided && !x.is_neg() &&
+         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+}
 
 // Calls `call` with a value of the dtype.
 template <typename Call> void by_dtype(at::ScalarType dtype, Call &&call) {

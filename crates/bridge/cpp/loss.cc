@@ -25,8 +25,7 @@ using torch::autograd::variable_list;
 
 // Whether the kernels of fused_kernels.h take the logits.
 bool has_loss_kernel(const at::Tensor &logits) {
-  return logits.device().is_cpu() && logits.size(1) > 0 && !logits.is_neg() &&
-         (logits.scalar_type() == at::kFloat || logits.scalar_type() == at::kBFloat16);
+  return kernels_take(logits) && logits.size(1) > 0;
 }
 
 // The sum of the rows' losses. Writes the gradient of the logits if there is one.

@@ -167,11 +167,10 @@ at::Tensor input_gradient(Products by, const at::Tensor &g, const at::Tensor &w)
   return at::mm(g, w);
 }
 
-at::Tensor column_sums(const at::Tensor &g, bool fused) {
-  const bool takes = g.device().is_cpu() && !g.is_neg() && g.dim() == 2 && g.is_contiguous() &&
-                     (g.scalar_type() == at::kFloat || g.scalar_type() == at::kBFloat16);
-  if (!fused || !takes)
-    return g.sum(0);
+at::Tensor column_sums(const at::Tensor &given, bool fused) {
+  if (!fused || !kernels_take(given))
+    return given.sum(0);
+  const at::Tensor g = given.contiguous(); // so that strides decide about no bit
   const int64_t rows = g.size(0), columns = g.size(1);
   at::Tensor sums = at::empty({columns}, g.options().dtype(at::kFloat));
   RECORD_USER_SCOPE_WITH_INPUTS("gpipe::column sums", moved(g, sums));

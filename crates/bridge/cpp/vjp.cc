@@ -27,8 +27,7 @@ c10::AutogradState &OnThisThread::state() { return c10::AutogradState::get_tls_s
 // libtorch makes one, in parts. Returns whether it did.
 bool add_in_one_pass(const at::Tensor &sum, const at::Tensor &grad) {
   const auto lies_so = [&](const at::Tensor &one, at::ScalarType kind) {
-    return one.defined() && one.device().is_cpu() && one.scalar_type() == kind &&
-           one.layout() == at::kStrided && one.is_contiguous() && !one.is_neg();
+    return one.defined() && one.scalar_type() == kind && kernels_take(one) && one.is_contiguous();
   };
   if (!lies_so(sum, at::kFloat) || !lies_so(grad, at::kBFloat16) || sum.sizes() != grad.sizes())
     return false;

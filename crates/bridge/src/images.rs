@@ -225,8 +225,8 @@ mod tests {
                 let (y, ..) = x.native_batch_norm(Some(&w), Some(&b), none, none, true, 0.0, 1e-5);
                 let theirs = if relu { y.relu() } else { y };
                 // Both compute in float32. Rounded to 8 bits, that is a unit in the last place.
-                let off = |x: &Tensor| x.to_kind(Kind::Double);
-                assert!(off(&own[3]).allclose(&off(&theirs), 1.0 / 128.0, 1e-4, false));
+                let wide = |x: &Tensor| x.to_kind(Kind::Double);
+                assert!(wide(&own[3]).allclose(&wide(&theirs), 1.0 / 128.0, 1e-4, false));
             }
         }
     }

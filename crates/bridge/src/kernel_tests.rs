@@ -174,6 +174,28 @@ fn oracle_the_gradient_of_a_bias_is_the_sum_of_rows() {
     }
 }
 
+/// A gradient may have another layout where it came from another stage. A bias's was then summed by
+/// another kernel, in another order.
+#[test]
+fn regression_the_layout_of_a_gradient_decides_about_no_bit_of_a_bias() {
+    for kind in [Kind::Float, Kind::BFloat16] {
+        let given = |shape: &[i64], seed| values(shape, seed).to_kind(kind).set_requires_grad(true);
+        let (x, w, b) = (given(&[700, 64], 0.4), given(&[130, 64], 0.2), given(&[130], 0.3));
+        let dense = gradient(700, 0).to_kind(kind);
+        let turned = dense.tr().contiguous().tr();
+        assert!(!turned.is_contiguous() && turned == dense);
+        for kernels in [Kernels::ChannelsLast, Kernels::OneDnn] {
+            let [a, b] = [&dense, &turned].map(|dy| {
+                let y = linear(&x, &w, Some(&b), kernels).unwrap();
+                let (outputs, output_grads) = (&[&y], &[dy]);
+                let request = Request { outputs, output_grads, inputs: &[&b], parameters: &[] };
+                vjp(&request, &mut []).unwrap().remove(0).unwrap()
+            });
+            assert_eq!(a, b, "{kind:?} {kernels:?}");
+        }
+    }
+}
+
 /// A gradient in bfloat16 is added to its sum in one pass over memory, where it lies as the sum
 /// does. That of a transposed weight does not.
 #[test]
