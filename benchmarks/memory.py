@@ -378,7 +378,7 @@ def summary(parts):
         " is what a plain step (one micro-batch, nothing recomputed) of a small network needs. A"
         " variant is the number of micro-batches, the schedule and what is recomputed. The"
         " target is the ratio of the GPipe paper, of the best variant that recomputes everything."
-        " Our plain AmoebaNet keeps little, so the cap is low. That leaves less to gain."
+        " AmoebaNet's plain step saves few activations, so re-materialization has less to gain."
     )
     return [*paragraph(text), "", *of_table(["network", "cap, MiB", *HEADER], shown), ""]
 

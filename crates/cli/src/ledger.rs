@@ -57,7 +57,8 @@ struct Counted {
     step_ns: u64,
     /// Multiplications and additions of a step, without those that are repeated.
     flops: f64,
-    /// Pages of memory that a step was the first to touch. `None` where the system does not tell.
+    /// Pages of memory that a step was the first to touch. `None` where the system does not count
+    /// them.
     new_pages: Option<u64>,
     limits: Limits,
     operations: Vec<Operation>,
@@ -314,7 +315,7 @@ fn show(counted: &Counted, operations: usize) {
         if limit > 0.0 { rate / limit } else { 0.0 }
     );
     if let Some(pages) = counted.new_pages {
-        prose!("{pages} pages of memory a step were new; all else was there from the steps before");
+        prose!("a step touched {pages} new pages of memory, and reused the rest");
     }
     show_longest(&counted.operations, operations);
 }

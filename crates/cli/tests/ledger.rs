@@ -21,7 +21,7 @@ fn oracle_operations_add_up_to_the_steps() {
         "\ndispatch ",
         "\nall ",
         "TFLOP a step",
-        "pages of memory a step were new",
+        "new pages of memory, and reused the rest",
     ] {
         assert!(text.contains(part), "'{part}' is not in {text}");
     }
