@@ -1,6 +1,6 @@
 //! Readers exposed for fuzzing only. Users do not need them.
 
-use std::path::Path;
+use std::{path::Path, sync::OnceLock};
 
 use crate::{
     Document, Result, Tokenizer,
@@ -31,13 +31,20 @@ pub fn image(bytes: &[u8]) -> std::result::Result<Image, String> {
 /// # Errors
 /// As for [`Encoder::encode`].
 pub fn lines(path: &Path) -> Result<usize> {
-    let text = "a stage and a bubble, ".repeat(4);
-    let tokenizer = Tokenizer::train(&[Document { name: "t".into(), text }], 280)?;
-    let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
-    let template = ChatTemplate::new(source, Default::default()).ok();
+    static MADE: OnceLock<(Tokenizer, Option<ChatTemplate>)> = OnceLock::new();
+    let (tokenizer, template) = match MADE.get() {
+        Some(made) => made,
+        None => {
+            let text = "a stage and a bubble, ".repeat(4);
+            let tokenizer = Tokenizer::train(&[Document { name: "t".into(), text }], 280)?;
+            let source = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</>{% endfor %}";
+            let template = ChatTemplate::new(source, Default::default()).ok();
+            MADE.get_or_init(|| (tokenizer, template))
+        }
+    };
     let on_bad_line = OnBadLine::Skip;
     let encoder = Encoder { template: template.as_ref(), fields: Fields::default(), on_bad_line };
-    let samples = encoder.encode(path, &tokenizer, |_| ())?.samples;
+    let samples = encoder.encode(path, tokenizer, |_| ())?.samples;
     let count = samples.len();
     for packed in [true, false] {
         let rows = Rows::new(&samples, 8, packed);
