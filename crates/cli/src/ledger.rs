@@ -15,12 +15,13 @@ use tch::Kind;
 
 use crate::{
     CliError,
-    args::LedgerArguments,
+    args::{LedgerArguments, PipelineArguments},
     config::Config,
     demand,
     files::write_aside,
     machine, numbers,
     output::{complain, prose, say},
+    plan_training::{self, Wanted},
     processes::{self, Processes},
     profile, setup,
     task::{self, Batch},
@@ -89,11 +90,21 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
         config.train.steps = STEPS;
     }
     check(&config)?;
+    // A plan that is made here is one of one pipeline.
+    let pipeline = PipelineArguments { replicas: Some(1), ..arguments.pipeline.clone() };
+    let wanted = plan_training::wanted(&arguments.plan, pipeline.stages)?;
+    if let Some((origin, plan)) = wanted.as_ref().and_then(Wanted::plan) {
+        plan_training::deploy(origin, plan, &mut config, None);
+        check(&config)?;
+    }
     setup::check_images(&config, processes)?;
-    let task = setup::open(&config, None)?;
+    let task = plan_training::open(&arguments.plan, &config, None)?;
     let make = task.training(0, 0, task::ALL)?;
     let model = task::model(&config, task.vocabulary().size())?;
     complain!("{}", task.summary());
+    let of = (task.as_ref(), &model);
+    let wanted = plan_training::made(wanted, &pipeline, &config, of, processes)?;
+    plan_training::follow(wanted, &pipeline, &mut config, &model)?;
     demand::refuse(&config, &model, processes)?;
     let ledger = Ledger::default();
     let builder = setup::pipeline(&config, model)?.observer(ledger.clone());
@@ -124,9 +135,11 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
 /// Refuses what a ledger cannot count.
 fn check(config: &Config) -> Result<(), CliError> {
     let refuse = |reason: &str| Err(CliError::Usage(reason.into()));
-    config.pipeline.schedule.schedule()?;
     if config.pipeline.replicas > 1 {
-        return refuse("a ledger counts one pipeline: leave out --replicas (pipeline.replicas)");
+        return refuse(
+            "a ledger counts one pipeline: leave out --replicas (pipeline.replicas), or a plan \
+            that has several",
+        );
     }
     if config.pipeline.devices.0.iter().any(|device| *device != Device::Cpu) {
         return refuse(

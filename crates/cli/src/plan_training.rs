@@ -1,4 +1,4 @@
-//! The plans of a training: `--plan FILE`, `--plan auto` and `--schedule auto`.
+//! The plans of a training and of a ledger: `--plan FILE`, `--plan auto` and `--schedule auto`.
 
 use std::path::Path;
 
@@ -6,7 +6,7 @@ use gpipe::{Nanos, Sequence, cost::ModelCosts};
 
 use crate::{
     CliError,
-    args::PipelineArguments,
+    args::{PipelineArguments, PlanChoice},
     config::Config,
     machine,
     output::prose,
@@ -16,8 +16,8 @@ use crate::{
     plan_file::{Deployment, PlanFile, Source},
     plan_ways::{self, Way},
     processes::Processes,
-    profile,
-    task::Task,
+    profile, setup,
+    task::{self, Task, Vocabulary},
     values::ScheduleChoice,
 };
 
@@ -71,15 +71,37 @@ impl Wanted {
     }
 }
 
-/// Parses `--plan`. A file is read now, before any work.
-pub(crate) fn wanted(argument: Option<&str>) -> Result<Option<Wanted>, CliError> {
-    Ok(match argument {
-        None => None,
-        Some("auto") => Some(Wanted::Automatic),
-        Some(path) => {
-            Some(Wanted::Given(path.to_owned(), Box::new(PlanFile::read(Path::new(path))?)))
-        }
-    })
+/// Parses `--plan`, beside `--stages`. A file is read now, before any work.
+pub(crate) fn wanted(
+    PlanChoice { plan }: &PlanChoice,
+    stages: Option<usize>,
+) -> Result<Option<Wanted>, CliError> {
+    let path = match plan.as_deref() {
+        None => return Ok(None),
+        Some("auto") => return Ok(Some(Wanted::Automatic)),
+        Some(path) => path,
+    };
+    if let Some(stages) = stages {
+        return Err(CliError::Usage(format!(
+            "--stages {stages}: the plan {path} has a number of stages: leave --stages out, or use \
+            --plan auto"
+        )));
+    }
+    Ok(Some(Wanted::Given(path.to_owned(), Box::new(PlanFile::read(Path::new(path))?))))
+}
+
+/// Opens the data of a run that follows `plan`, if it is one. A plan decides about the pipeline, so
+/// only the rest is checked before.
+pub(crate) fn open(
+    plan: &PlanChoice,
+    config: &Config,
+    given: Option<Vocabulary>,
+) -> Result<Box<dyn Task>, CliError> {
+    if plan.plan.is_none() {
+        return setup::open(config, given);
+    }
+    setup::check(&config.before_plan(), given.as_ref())?;
+    task::open(config, given)
 }
 
 /// Makes the plan of `--plan auto` and of `--schedule auto`.

@@ -50,9 +50,38 @@ fn oracle_operations_add_up_to_the_steps() {
     assert!(all <= 1.01 * stages * ledger["step_ns"].as_f64().unwrap(), "{ledger}");
 }
 
+/// What it counts is what `gpipe train` would run with the same flags.
+#[test]
+fn oracle_a_ledger_follows_a_plan() {
+    let folder = Folder::new();
+    let counted = |flags: &[&str]| {
+        folder.succeeds(&[LEDGER, flags, &["--out", "ledger.json"]].concat());
+        serde_json::from_slice::<Value>(&bytes(&folder.path("ledger.json"))).unwrap()
+    };
+    let of = |command| [command, "tiny.toml", "--text", "text.txt"];
+    let sizes = ["--stages", "2", "--micro-batches", "4"];
+    folder.succeeds(&[&of("profile")[..], &sizes, &["--steps", "1"]].concat());
+    let made = counted(&[&sizes[..], &["--schedule", "auto"]].concat());
+    assert_eq!([&made["stages"], &made["micro_batches"]], [2, 4]);
+
+    let choices = ["--schedule", "zb-h1", "--out", "plan.json"];
+    folder.succeeds(&[&of("plan")[..], &sizes, &choices].concat());
+    let given = counted(&["--plan", "plan.json"]);
+    assert_eq!(given["schedule"], "zb-h1");
+    assert_eq!([&given["stages"], &given["micro_batches"]], [2, 4]);
+    let flops = |one: &Value| one["flops"].as_f64().unwrap();
+    assert_eq!(flops(&made), flops(&given));
+    // The fastest way may have other numbers, but never replicas.
+    assert_eq!(flops(&counted(&["--plan", "auto"])), flops(&given));
+}
+
 #[test]
 fn fault_what_cannot_be_counted_is_refused() {
     let folder = Folder::new();
     let replicas = [LEDGER, &["--replicas", "2"]].concat();
     folder.refuses(&replicas, &["one pipeline", "--replicas"]);
+    let stages = [LEDGER, &["--plan", "plan.json", "--stages", "2"]].concat();
+    folder.refuses(&stages, &["--stages 2", "plan.json has a number of stages"]);
+    let other = [LEDGER, &["--plan", "auto", "--schedule", "1f1b"]].concat();
+    folder.refuses(&other, &["--plan", "--schedule", "cannot be used with"]);
 }

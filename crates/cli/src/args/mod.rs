@@ -22,8 +22,8 @@ pub(crate) use self::files::{
     PlotArguments,
 };
 pub(crate) use self::pipeline::{
-    LedgerArguments, PipelineArguments, PlanArguments, ProfileArguments, ScheduleArguments,
-    TraceArguments, VerifyArguments,
+    LedgerArguments, PipelineArguments, PlanArguments, PlanChoice, ProfileArguments,
+    ScheduleArguments, TraceArguments, VerifyArguments,
 };
 pub(crate) use self::train::{LaunchArguments, TrainArguments};
 pub(crate) use self::trained::{

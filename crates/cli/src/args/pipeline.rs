@@ -8,8 +8,8 @@ use gpipe::RematPolicies;
 use super::config::{ConfigArguments, PIPELINE, Typed, typed};
 use crate::values::{ScheduleChoice, number, whole};
 
-/// Flags with which `train` and `trace` change the pipeline.
-#[derive(Debug, Default, PartialEq, Args)]
+/// Flags with which `train`, `trace` and `ledger` change the pipeline.
+#[derive(Debug, Default, Clone, PartialEq, Args)]
 pub(crate) struct PipelineArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
@@ -55,6 +55,22 @@ impl PipelineArguments {
         ];
         flags.into_iter().flatten().chain(self.config.typed()).collect()
     }
+}
+
+/// The plan that `train` and `ledger` follow.
+#[derive(Debug, Args)]
+pub(crate) struct PlanChoice {
+    /// Run a plan written by `gpipe plan`, or make one (auto)
+    ///
+    /// auto plans for the configured stages (or --stages) and memory with the profile
+    /// out/NAME.profile.json, where NAME is that of the configuration file, or of the folder of
+    /// --from. If there is no profile, it is measured first.
+    #[arg(
+        long, help_heading = PIPELINE,
+        value_name = "auto|FILE",
+        conflicts_with_all = ["micro_batches", "schedule", "remat", "balance"]
+    )]
+    pub plan: Option<String>,
 }
 
 #[derive(Debug, Args)]
@@ -116,6 +132,8 @@ fn of_a_step(argument: Arg) -> Arg {
 pub(crate) struct LedgerArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
+    #[command(flatten)]
+    pub plan: PlanChoice,
     /// Also list the operations that take the most time, this many
     #[arg(long, value_name = "N", default_value_t = 0, value_parser = whole::<usize>,
         allow_negative_numbers = true)]

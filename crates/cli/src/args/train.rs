@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::{
-    PipelineArguments,
-    config::{CHECKPOINTS, PIPELINE, Typed, WEIGHTS, typed},
+    PipelineArguments, PlanChoice,
+    config::{CHECKPOINTS, Typed, WEIGHTS, typed},
 };
 use crate::values::{Every, OnNan, whole};
 
@@ -14,17 +14,8 @@ use crate::values::{Every, OnNan, whole};
 pub(crate) struct TrainArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
-    /// Run a plan written by `gpipe plan`, or make one (auto)
-    ///
-    /// auto plans for the configured stages (or --stages) and memory with the profile
-    /// out/NAME.profile.json, where NAME is that of the configuration file, or of the folder of
-    /// --from. If there is no profile, it is measured first.
-    #[arg(
-        long, help_heading = PIPELINE,
-        value_name = "auto|FILE",
-        conflicts_with_all = ["micro_batches", "schedule", "remat", "balance"]
-    )]
-    pub plan: Option<String>,
+    #[command(flatten)]
+    pub plan: PlanChoice,
     /// Folder for the run's files, which must not hold another run [default: out/NAME, numbered]
     ///
     /// NAME is that of the configuration file, or of the folder of --from. With

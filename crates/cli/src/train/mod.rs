@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
     if let (None, Some(from)) = (&config.config, &arguments.resume) {
         config.config = config_of(Path::new(from));
     }
-    let planned = arguments.plan.as_deref().filter(|plan| *plan != "auto");
+    let planned = arguments.plan.plan.as_deref().filter(|plan| *plan != "auto");
     let planned = planned.and_then(|path| PlanFile::read(Path::new(path)).ok()?.deployment);
     let replicas = arguments.pipeline.replicas.or(planned.map(|planned| planned.replicas));
     if let Some(replicas) = replicas {
@@ -142,18 +142,10 @@ fn resolve(
     processes: &Processes,
     planned: Option<&Planned>,
 ) -> Result<(Start, Option<Wanted>), CliError> {
-    if let (Some(plan), Some(stages)) = (&arguments.plan, arguments.pipeline.stages)
-        && plan != "auto"
-    {
-        return Err(CliError::Usage(format!(
-            "--stages {stages}: the plan {plan} has a number of stages: leave --stages out, or use \
-            --plan auto"
-        )));
-    }
     processes.agree_on_facts(&told(arguments))?; // the first process's arguments are followed
     let wanted = match planned {
         Some(Planned { plan, .. }) => Some(Wanted::made(plan.clone())),
-        None => plan_training::wanted(arguments.plan.as_deref())?, // before any work
+        None => plan_training::wanted(&arguments.plan, arguments.pipeline.stages)?,
     };
     let first = || match planned.and_then(|planned| hold(&planned.start).take()) {
         Some(start) => Ok(start),
@@ -218,14 +210,7 @@ fn open_data(
         (false, Some(Vocabulary::Classes(classes))) => (None, Some(classes)),
         (_, given) => (given, None),
     };
-    let task = match &arguments.plan {
-        // It decides the rest.
-        Some(_) => {
-            setup::check(&start.config.before_plan(), fixed.as_ref())?;
-            task::open(&start.config, fixed)?
-        }
-        None => setup::open(&start.config, fixed)?,
-    };
+    let task = plan_training::open(&arguments.plan, &start.config, fixed)?;
     processes.agree_on_data(&task.fingerprint())?;
     let position = position(start.checkpoint.as_ref(), task.fingerprint())?;
     let reinitialized = reinitialized(earlier, task.vocabulary());

@@ -53,7 +53,7 @@ impl ScheduleChoice {
             Self::File(path) => path,
             Self::Auto => {
                 return Err(CliError::Usage(
-                    "schedule auto is an order that gpipe train and gpipe plan make for measured \
+                    "schedule auto is an order that gpipe train, plan and ledger make for measured \
                     costs: name a schedule here"
                         .into(),
                 ));
