@@ -6,9 +6,10 @@ Usage: ledger.py [--workload gpt|amoeba|llama] [--rounds 3] [--out FOLDER]
        ledger.py --report FOLDER      (the report again, from its raw data)
 
 `gpipe ledger` counts the operations of a few steps of `gpt`, AmoebaNet-D(6, 128) and `llama`, in
-float32 and bfloat16, with one stage and two. One stage has one micro-batch, two stages have eight
-under ZB-H1. Nothing is recomputed. Each round runs all of them, in an order that rotates, a process
-each. The report is of the round with the median step.
+float32 and bfloat16, with one stage and two. One stage has one micro-batch, two stages have eight.
+Their cut and their schedule are those of `gpipe plan --schedule auto`, with a profile that is
+measured first. Nothing is recomputed. Each round runs all of them, in an order that rotates, a
+process each. The report is of the round with the median step.
 
 The least time of a product is that of the workload's largest product alone, at the speed that this
 machine shows for it while all stages are at it. The least time of everything else is what its bytes
@@ -30,11 +31,10 @@ PART = "ledger"
 ROUNDS = 3
 WORKLOADS = ["gpt", "amoeba", "llama"]
 DTYPES = ["float32", "bfloat16"]
-# Stages -> flags.
-WAYS = {
-    1: ["--stages", 1, "--micro-batches", 1, "--schedule", "gpipe", "--remat", "never"],
-    2: ["--stages", 2, "--micro-batches", 8, "--schedule", "zb-h1", "--remat", "never"],
-}
+# Stages -> micro-batches.
+WAYS = {1: 1, 2: 8}
+# Steps of which a profile measures each.
+PROFILED = 2
 WHAT = (
     "Times are of a step, of all stages together. *Waiting* is the stages' time (stages times step)"
     " without all other rows, at least 0: mostly the schedule's filling and draining, and the"
@@ -47,22 +47,35 @@ WHAT = (
 )
 
 
-def counted(workload, dtype, flags, scratch):
-    """What `gpipe ledger` counted."""
-    out = scratch / "ledger.json"
-    own = plans.WORKLOADS[workload]
-    settings = [f"--set=pipeline.dtype={dtype}"]
-    gpipe(rounds.GPIPE, "ledger", *plans.common(own), *settings, *flags, "--out", out)
-    return json.loads(out.read_text())
+def run(command, workload, dtype, *flags):
+    """Runs a command of gpipe on a workload, and returns what the file that it wrote holds."""
+    settings = [*plans.common(plans.WORKLOADS[workload]), f"--set=pipeline.dtype={dtype}"]
+    gpipe(rounds.GPIPE, command, *settings, *flags)
+    return json.loads(Path(flags[-1]).read_text())
+
+
+def flags_of(workload, dtype, stages, scratch):
+    """How a workload is run with so many stages."""
+    sizes = ["--stages", stages, "--micro-batches", WAYS[stages]]
+    if stages == 1:
+        return [*sizes, "--schedule", "gpipe", "--remat", "never"]
+    name = f"{workload}-{dtype}"
+    profile, plan = scratch / f"{name}.profile.json", scratch / f"{name}.plan.json"
+    run("profile", workload, dtype, *sizes, "--steps", PROFILED, "--out", profile)
+    choices = ["--profile", profile, "--schedule", "auto", "--remat", "never"]
+    run("plan", workload, dtype, *sizes, *choices, "--out", plan)
+    return ["--plan", plan]
 
 
 def measure(options, folder, scratch):
     jobs = [(name, dtype, k) for name in options.workload for dtype in DTYPES for k in WAYS]
+    flags = {job: flags_of(*job, scratch) for job in jobs}
     raw = []
     for number in range(options.rounds):
         shift = number % len(jobs)
         for workload, dtype, stages in jobs[shift:] + jobs[:shift]:
-            found = counted(workload, dtype, WAYS[stages], scratch)
+            own = flags[workload, dtype, stages]
+            found = run("ledger", workload, dtype, *own, "--out", scratch / "ledger.json")
             raw.append({"round": number, "workload": workload, "counted": found})
             (folder / "raw.json").write_text(json.dumps(raw) + "\n")
 
@@ -123,14 +136,16 @@ def grouped(raw):
 
 
 def rates_table(raw):
-    header = ["workload", "dtype", "K", "step, ms", "TFLOP", "GFLOP/s", "limit", "of the limit"]
+    header = ["workload", "dtype", "K", "schedule", "step, ms", "TFLOP", "GFLOP/s", "limit"]
+    header.append("of the limit")
     rows = []
     for (workload, dtype), ways in grouped(raw).items():
         for stages, runs in sorted(ways.items()):
             own = middle(runs)
             limit = own["limits"]["flops_per_s"] * stages / 1e9
             shares = [rate(run)[1] for run in runs]
-            cells = [f"`{workload}`", dtype, stages, f"{own['step_ns'] / 1e6:.0f}"]
+            cells = [f"`{workload}`", dtype, stages, f"`{own['schedule']}`"]
+            cells.append(f"{own['step_ns'] / 1e6:.0f}")
             cells += [f"{own['flops'] / 1e12:.3f}", f"{rate(own)[0]:.0f}", f"{limit:.0f}"]
             rows.append([*cells, f"{median(shares):.2f}"])
     return of_table(header, rows)
