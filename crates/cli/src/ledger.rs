@@ -15,13 +15,13 @@ use tch::Kind;
 
 use crate::{
     CliError,
-    args::{LedgerArguments, PipelineArguments},
+    args::LedgerArguments,
     config::Config,
     demand,
     files::write_aside,
     machine, numbers,
     output::{complain, prose, say},
-    plan_training::{self, Wanted},
+    plan_training::{self, Following},
     processes::{self, Processes},
     profile, setup,
     task::{self, Batch},
@@ -89,22 +89,14 @@ fn count(arguments: &LedgerArguments, processes: &Processes) -> Result<(), CliEr
     if arguments.pipeline.config.steps.is_none() {
         config.train.steps = STEPS;
     }
+    let following = Following::begin(&arguments.plan, &arguments.pipeline, &mut config)?;
     check(&config)?;
-    // A plan that is made here is one of one pipeline.
-    let pipeline = PipelineArguments { replicas: Some(1), ..arguments.pipeline.clone() };
-    let wanted = plan_training::wanted(&arguments.plan, pipeline.stages)?;
-    if let Some((origin, plan)) = wanted.as_ref().and_then(Wanted::plan) {
-        plan_training::deploy(origin, plan, &mut config, None);
-        check(&config)?;
-    }
     setup::check_images(&config, processes)?;
     let task = plan_training::open(&arguments.plan, &config, None)?;
     let make = task.training(0, 0, task::ALL)?;
     let model = task::model(&config, task.vocabulary().size())?;
     complain!("{}", task.summary());
-    let of = (task.as_ref(), &model);
-    let wanted = plan_training::made(wanted, &pipeline, &config, of, processes)?;
-    plan_training::follow(wanted, &pipeline, &mut config, &model)?;
+    following.follow(&mut config, (task.as_ref(), &model), processes)?;
     demand::refuse(&config, &model, processes)?;
     let ledger = Ledger::default();
     let builder = setup::pipeline(&config, model)?.observer(ledger.clone());

@@ -1,4 +1,5 @@
-//! The plans of a training and of a ledger: `--plan FILE`, `--plan auto` and `--schedule auto`.
+//! The plans that trainings, traces and ledgers follow: `--plan FILE`, `--plan auto` and
+//! `--schedule auto`.
 
 use std::path::Path;
 
@@ -102,6 +103,41 @@ pub(crate) fn open(
     }
     setup::check(&config.before_plan(), given.as_ref())?;
     task::open(config, given)
+}
+
+/// The plan of a command that measures a few steps.
+pub(crate) struct Following {
+    wanted: Option<Wanted>,
+    /// With the replicas of the configuration: a plan that is made here has as many.
+    arguments: PipelineArguments,
+}
+
+impl Following {
+    /// Reads the plan if it is a file, before any work, and changes the replicas and threads of
+    /// `config` to its own.
+    pub(crate) fn begin(
+        plan: &PlanChoice,
+        arguments: &PipelineArguments,
+        config: &mut Config,
+    ) -> Result<Self, CliError> {
+        let wanted = wanted(plan, arguments.stages)?;
+        if let Some((origin, plan)) = wanted.as_ref().and_then(Wanted::plan) {
+            deploy(origin, plan, config, arguments.replicas);
+        }
+        let replicas = Some(config.pipeline.replicas);
+        Ok(Self { wanted, arguments: PipelineArguments { replicas, ..arguments.clone() } })
+    }
+
+    /// Makes the plan unless it is there, and changes `config` to follow it.
+    pub(crate) fn follow(
+        self,
+        config: &mut Config,
+        of: (&dyn Task, &Sequence),
+        processes: &Processes,
+    ) -> Result<(), CliError> {
+        let wanted = made(self.wanted, &self.arguments, config, of, processes)?;
+        follow(wanted, &self.arguments, config, of.1).map(drop)
+    }
 }
 
 /// Makes the plan of `--plan auto` and of `--schedule auto`.

@@ -30,6 +30,7 @@ use crate::{
     demand,
     files::{io, write_aside},
     output::{complain, prose, say},
+    plan_training::{self, Following},
     processes::{self, Processes},
     setup,
     task::{self, Batch},
@@ -69,7 +70,7 @@ pub(crate) fn run(arguments: &TraceArguments, here: Option<&Environment>) -> Res
         if here.is_some_and(|here| here.rank > 0) {
             return Ok(()); // one process is enough
         }
-        let traced = stored(folder, &arguments.pipeline)?;
+        let traced = stored(folder, arguments)?;
         draw_in_terminal(&traced.step, look);
         return write_files(&traced, arguments, None);
     }
@@ -119,10 +120,12 @@ fn look(width: Option<usize>) -> Result<Look, CliError> {
 }
 
 /// Reads the step that the run in `folder` recorded.
-fn stored(folder: &Path, given: &PipelineArguments) -> Result<Traced, CliError> {
+fn stored(folder: &Path, arguments: &TraceArguments) -> Result<Traced, CliError> {
+    let given = &arguments.pipeline;
     let config = ConfigArguments { config: given.config.config.clone(), ..Default::default() };
     let shown = folder.display();
-    if *given != (PipelineArguments { config, ..Default::default() }) {
+    let is_changed = *given != (PipelineArguments { config, ..Default::default() });
+    if is_changed || arguments.plan.plan.is_some() {
         return Err(CliError::Usage(format!(
             "{shown} is the folder of a run, whose step is as it was: leave out what changes the \
             configuration, or name a configuration, such as {shown}/config.toml"
@@ -151,14 +154,16 @@ fn trained(
     if arguments.pipeline.config.steps.is_none() {
         config.train.steps = STEPS;
     }
+    let following = Following::begin(&arguments.plan, &arguments.pipeline, &mut config)?;
     setup::check_images(&config, processes)?;
     processes.agree_on(&config)?;
     processes.replicate(config.pipeline.replicas)?;
-    let task = setup::open(&config, None)?;
+    let task = plan_training::open(&arguments.plan, &config, None)?;
     processes.agree_on_data(&task.fingerprint())?;
     let make = task.training(0, 0, task::ALL)?;
     let model = task::model(&config, task.vocabulary().size())?;
     complain!("{}", task.summary());
+    following.follow(&mut config, (task.as_ref(), &model), processes)?;
     demand::refuse(&config, &model, processes)?;
     let mut pipeline = setup::pipeline_among(&config, model, processes)?.build()?;
     let mut reports = Vec::new();

@@ -69,6 +69,11 @@ fn oracle_a_ledger_follows_a_plan() {
     let given = counted(&["--plan", "plan.json"]);
     assert_eq!(given["schedule"], "zb-h1");
     assert_eq!([&given["stages"], &given["micro_batches"]], [2, 4]);
+    // A trace does, too.
+    let text = folder.succeeds(&[&of("trace")[..], &["--plan", "plan.json"]].concat());
+    for part in ["plan: 2 stages, M = 4, zb-h1", "times the prediction"] {
+        assert!(text.contains(part), "'{part}' is not in {text}");
+    }
     let flops = |one: &Value| one["flops"].as_f64().unwrap();
     assert_eq!(flops(&made), flops(&given));
     // The fastest way may have other numbers, but never replicas.

@@ -157,7 +157,10 @@ fn transparency_of_an_order_made_for_the_costs() {
     let choose = ["--schedule", "auto", "--micro-batches", "3", "--out", "p.json"];
     let text = folder.succeeds(&[&plan[..], &choose, &["--set", "model.blocks=1"]].concat());
     assert!(text.contains("M 3, ") && text.contains("of any order of these stages"), "{text}");
-    folder.refuses(&["schedule", "auto", "--stages", "2"], &["gpipe train, plan and ledger make"]);
+    folder.refuses(
+        &["schedule", "auto", "--stages", "2"],
+        &["gpipe train, trace, ledger and plan make"],
+    );
 
     // The configuration of a run with a made order: what is for its M alone is not measured.
     let config = fs::read_to_string(folder.path("tiny.toml")).unwrap();

@@ -106,6 +106,7 @@ fn fault_what_cannot_be_drawn_is_named() {
         &["trace", "empty", "--stages", "3"],
         &["empty is the folder of a run", "empty/config.toml"],
     );
+    folder.refuses(&["trace", "empty", "--plan", "auto"], &["empty is the folder of a run"]);
     folder.refuses(&["trace", "--svg", "empty"], &["gpipe trace empty --svg"]);
     folder.refuses(&["trace", "--html", "tiny.toml"], &["gpipe trace tiny.toml --html"]);
     folder.refuses(&["trace", "missing"], &["missing"]);

@@ -57,7 +57,7 @@ impl PipelineArguments {
     }
 }
 
-/// The plan that `train` and `ledger` follow.
+/// The plan that `train`, `trace` and `ledger` follow.
 #[derive(Debug, Args)]
 pub(crate) struct PlanChoice {
     /// Run a plan written by `gpipe plan`, or make one (auto)
@@ -105,6 +105,8 @@ pub(crate) struct VerifyArguments {
 pub(crate) struct TraceArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
+    #[command(flatten)]
+    pub plan: PlanChoice,
     /// Write an SVG drawing; without FILE, trace.svg in the run's folder if there is one
     #[arg(long, value_name = "FILE.svg", num_args = 0..=1)]
     pub svg: Option<Option<PathBuf>>,

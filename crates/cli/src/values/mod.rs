@@ -53,8 +53,8 @@ impl ScheduleChoice {
             Self::File(path) => path,
             Self::Auto => {
                 return Err(CliError::Usage(
-                    "schedule auto is an order that gpipe train, plan and ledger make for measured \
-                    costs: name a schedule here"
+                    "schedule auto is an order that gpipe train, trace, ledger and plan make for \
+                    measured costs: name a schedule here"
                         .into(),
                 ));
             }
