@@ -33,7 +33,7 @@ WORKLOADS = ["gpt", "amoeba", "llama"]
 DTYPES = ["float32", "bfloat16"]
 # Stages -> micro-batches.
 WAYS = {1: 1, 2: 8}
-# Steps of which a profile measures each.
+# Steps for each measurement of a profile.
 PROFILED = 2
 WHAT = (
     "Times are of a step, of all stages together. *Waiting* is the stages' time (stages times step)"
