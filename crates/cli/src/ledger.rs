@@ -129,8 +129,8 @@ fn check(config: &Config) -> Result<(), CliError> {
     let refuse = |reason: &str| Err(CliError::Usage(reason.into()));
     if config.pipeline.replicas > 1 {
         return refuse(
-            "a ledger counts one pipeline: leave out --replicas (pipeline.replicas), or a plan \
-            that has several",
+            "a ledger counts one pipeline: leave out --replicas (pipeline.replicas), and give no \
+            plan with several replicas",
         );
     }
     if config.pipeline.devices.0.iter().any(|device| *device != Device::Cpu) {

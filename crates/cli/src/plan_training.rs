@@ -74,10 +74,10 @@ impl Wanted {
 
 /// Parses `--plan`, beside `--stages`. A file is read now, before any work.
 pub(crate) fn wanted(
-    PlanChoice { plan }: &PlanChoice,
+    PlanChoice { origin }: &PlanChoice,
     stages: Option<usize>,
 ) -> Result<Option<Wanted>, CliError> {
-    let path = match plan.as_deref() {
+    let path = match origin.as_deref() {
         None => return Ok(None),
         Some("auto") => return Ok(Some(Wanted::Automatic)),
         Some(path) => path,
@@ -91,14 +91,14 @@ pub(crate) fn wanted(
     Ok(Some(Wanted::Given(path.to_owned(), Box::new(PlanFile::read(Path::new(path))?))))
 }
 
-/// Opens the data of a run that follows `plan`, if it is one. A plan decides about the pipeline, so
-/// only the rest is checked before.
+/// Opens the data after everything has been checked that can be without them. A plan decides about
+/// the pipeline: with one, only the rest is checked.
 pub(crate) fn open(
     plan: &PlanChoice,
     config: &Config,
     given: Option<Vocabulary>,
 ) -> Result<Box<dyn Task>, CliError> {
-    if plan.plan.is_none() {
+    if plan.origin.is_none() {
         return setup::open(config, given);
     }
     setup::check(&config.before_plan(), given.as_ref())?;

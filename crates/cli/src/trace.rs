@@ -125,7 +125,7 @@ fn stored(folder: &Path, arguments: &TraceArguments) -> Result<Traced, CliError>
     let config = ConfigArguments { config: given.config.config.clone(), ..Default::default() };
     let shown = folder.display();
     let is_changed = *given != (PipelineArguments { config, ..Default::default() });
-    if is_changed || arguments.plan.plan.is_some() {
+    if is_changed || arguments.plan.origin.is_some() {
         return Err(CliError::Usage(format!(
             "{shown} is the folder of a run, whose step is as it was: leave out what changes the \
             configuration, or name a configuration, such as {shown}/config.toml"

@@ -66,11 +66,11 @@ pub(crate) struct PlanChoice {
     /// out/NAME.profile.json, where NAME is that of the configuration file, or of the folder of
     /// --from. If there is no profile, it is measured first.
     #[arg(
-        long, help_heading = PIPELINE,
+        long = "plan", help_heading = PIPELINE,
         value_name = "auto|FILE",
         conflicts_with_all = ["micro_batches", "schedule", "remat", "balance"]
     )]
-    pub plan: Option<String>,
+    pub origin: Option<String>,
 }
 
 #[derive(Debug, Args)]

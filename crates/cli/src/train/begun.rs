@@ -29,7 +29,7 @@ pub(super) fn told(arguments: &TrainArguments) -> Vec<(String, String)> {
         ("--names", path(names)),
         ("--partial", partial.to_string()),
         ("--reinit", reinit.join(",")),
-        ("--plan", text(&plan.plan)),
+        ("--plan", text(&plan.origin)),
     ];
     facts.map(|(name, value)| (name.to_owned(), value)).into()
 }

@@ -78,7 +78,7 @@ pub(crate) fn run(arguments: &TrainArguments, here: Option<&Environment>) -> Res
     if let (None, Some(from)) = (&config.config, &arguments.resume) {
         config.config = config_of(Path::new(from));
     }
-    let planned = arguments.plan.plan.as_deref().filter(|plan| *plan != "auto");
+    let planned = arguments.plan.origin.as_deref().filter(|plan| *plan != "auto");
     let planned = planned.and_then(|path| PlanFile::read(Path::new(path)).ok()?.deployment);
     let replicas = arguments.pipeline.replicas.or(planned.map(|planned| planned.replicas));
     if let Some(replicas) = replicas {
