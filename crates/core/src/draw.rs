@@ -65,6 +65,7 @@ const TICK_COLUMNS: usize = 10;
 
 const LEGEND: &str = "F forward, R re-materialization, B backward, U reduce, norm and update, - \
     goes on, . idle or waiting";
+const HALVES: &str = "I and W halves of a backward: gradients of the inputs, and of the weights";
 const IDLE: &str = "idle: tenths of the devices that do nothing at that time";
 
 /// How [`panels`] draws.
@@ -94,7 +95,8 @@ pub fn timeline(timeline: &Timeline, width: usize) -> String {
     let mut text = String::new();
     scale.rows(timeline, &mut text);
     scale.axis(&mut text);
-    text + LEGEND + "\n"
+    legend(&[timeline], &mut text);
+    text
 }
 
 /// Draws named timelines above one another, each as [`timeline`] does, on the time scale of the
@@ -111,7 +113,19 @@ pub fn panels(panels: &[(&str, &Timeline)], look: Look) -> String {
         scale.idle(timeline, &mut text);
     }
     scale.axis(&mut text);
-    text + LEGEND + "\n" + IDLE + "\n"
+    legend(&timelines, &mut text);
+    text + IDLE + "\n"
+}
+
+/// Writes what the letters mean; those of halves of a backward where there are any.
+fn legend(timelines: &[&Timeline], text: &mut String) {
+    let mut actions = timelines.iter().flat_map(|timeline| timeline.devices.iter().flatten());
+    let is_half = |op| matches!(op, Op::BackwardInput(_) | Op::BackwardWeight(_));
+    let has_halves = actions.any(|timed| is_half(timed.action.op));
+    for line in [LEGEND].into_iter().chain(has_halves.then_some(HALVES)) {
+        // Writing to a String cannot fail.
+        let _ = writeln!(text, "{line}");
+    }
 }
 
 /// The columns of equal time that follow each row's name.

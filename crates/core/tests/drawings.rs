@@ -74,6 +74,15 @@ fn golden_predicted_above_measured() {
 }
 
 #[test]
+fn golden_the_legend_explains_halves_of_backwards() {
+    let halved = by_hand(&[
+        &[("0F0", 0.0, 1.0), ("0I0", 3.0, 4.0), ("0W0", 4.0, 5.0), ("0UPDATE", 5.0, 5.5)],
+        &[("1F0", 1.0, 2.0), ("1I0", 2.0, 3.0), ("1W0", 3.0, 4.0), ("1UPDATE", 4.0, 4.5)],
+    ]);
+    insta::assert_snapshot!("halves_of_backwards", timeline(&halved, 80));
+}
+
+#[test]
 fn golden_eight_stages_and_32_micro_batches() {
     let step = step(8, 32, Remat::UnlessAdjacent, 1000);
     let drawing = panels(&[("predicted", &step)], Look { width: 160, color: false });
