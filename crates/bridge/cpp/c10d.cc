@@ -115,9 +115,9 @@ rust::Vec<uint8_t> TcpStore::compare_set(rust::Str key, rust::Slice<const uint8_
 bool TcpStore::remove(rust::Str key) const { return impl->store->deleteKey(text(key)); }
 
 struct GroupWork::Impl {
-  c10::intrusive_ptr<c10d::Work> work;
-  // Gloo reads and writes through references to these tensors.
+  // Gloo reads and writes through references to these tensors, until the work is destroyed.
   std::vector<at::Tensor> tensors;
+  c10::intrusive_ptr<c10d::Work> work;
 };
 GroupWork::GroupWork() : impl(std::make_unique<Impl>()) {}
 GroupWork::~GroupWork() = default;
@@ -180,6 +180,8 @@ std::unique_ptr<ProcessGroup> gloo_group(const TcpStore &store, int32_t rank, in
   auto group = std::make_unique<ProcessGroup>();
   group->impl->backend =
       make_gloo(store.impl->store, rank, size, text(address), milliseconds(timeout_ms));
+  // That is for connecting. Later waits have limits of their own, or end when a process is gone.
+  group->impl->backend->setTimeout(std::chrono::hours(24));
   return group;
 }
 

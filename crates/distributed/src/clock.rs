@@ -79,13 +79,13 @@ impl Line {
         let works = self.outbox.send(&number.to_le_bytes(), &[]).map_err(lost)?;
         works
             .iter()
-            .try_for_each(|work| shared.interrupt.wait(work, shared.longest_wait).map_err(lost))
+            .try_for_each(|work| shared.interrupt.wait(work, shared.longest()).map_err(lost))
     }
 
     fn receive(&mut self, shared: &Shared) -> Result<u64, PeerError> {
         let lost = |error: c10d::Error| shared.lost(self.rank, &error);
         let work = self.inbox.post_head().map_err(lost)?;
-        shared.interrupt.wait(&work, shared.longest_wait).map_err(lost)?;
+        shared.interrupt.wait(&work, shared.longest()).map_err(lost)?;
         let number = self.inbox.head().map_err(lost)?;
         Ok(u64::from_le_bytes(number.try_into().unwrap_or_default()))
     }

@@ -12,7 +12,7 @@ use crate::{
     facts,
     gathers::Gathers,
     gpus::Connected,
-    interrupt::Interrupt,
+    interrupt::{Interrupt, Longest},
     joining::{GOODBYE, JoinError, Joining, Meeting, Met, Store, connect, meet, wait_for},
     link::LinkEnds,
     shared::Shared,
@@ -120,10 +120,8 @@ impl Cluster {
         let what = format!("the processes cannot reach each other (this one is at {address})");
         let group = joining
             .of_processes(group.map(|group| group.map_err(connect(what))), "the other processes")?;
-        let longest_wait = deadline.saturating_mul(4);
         let probing = Mutex::default();
-        let shared =
-            Shared { rank, group, interrupt, longest_wait, deadline, address, watch, probing };
+        let shared = Shared { rank, group, interrupt, deadline, address, watch, probing };
         let shared = Arc::new(shared);
         let clock = {
             let shared = Arc::clone(&shared);
@@ -214,11 +212,11 @@ impl Transport for Cluster {
     }
 
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
-        self.gathers.exchange(&self.shared, &own, self.shared.longest_wait)
+        self.gathers.exchange(&self.shared, &own, self.shared.longest())
     }
 
     fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, PeerError> {
-        self.beside.exchange(&self.shared, &own, longest)
+        self.beside.exchange(&self.shared, &own, Longest::Wait(longest))
     }
 
     fn now(&self) -> Nanos {

@@ -3,7 +3,6 @@
 use std::{
     collections::{HashMap, hash_map::Entry},
     sync::{Mutex, PoisonError},
-    time::Duration,
 };
 
 use gpipe::processes::PeerError;
@@ -11,6 +10,7 @@ use gpipe_bridge::c10d::{BODY_MAX, Error, HEAD_BYTES_MAX, Inbox, Outbox};
 use tch::Kind;
 
 use crate::{
+    interrupt::Longest,
     shared::Shared,
     wire::{bytes_tensor, tensor_bytes},
 };
@@ -39,12 +39,12 @@ impl Gathers {
     }
 
     /// Sends `own` to every other process, and returns the bytes of all processes in the order of
-    /// `members`. Waits at most `longest` for each process.
+    /// `members`. `longest` is for each process.
     pub(crate) fn exchange(
         &self,
         shared: &Shared,
         own: &[u8],
-        longest: Duration,
+        longest: Longest,
     ) -> Result<Vec<Vec<u8>>, PeerError> {
         let mut ends = self.ends.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(failed) = shared.failed() {
@@ -112,7 +112,7 @@ fn receive(
     shared: &Shared,
     inbox: &mut Inbox,
     rank: usize,
-    longest: Duration,
+    longest: Longest,
 ) -> Result<Vec<u8>, PeerError> {
     let lost = |error: Error| shared.lost(rank, &error);
     let from = |reason: String| PeerError { process: Some(rank), reason };

@@ -1,9 +1,10 @@
-//! Interruptible waits for c10d work: after a failure another thread aborts every wait at once.
+//! Interruptible waits for c10d work: another thread aborts all of them after a failure, and those
+//! that last too long.
 
 use std::{
     collections::HashMap,
     sync::{Mutex, MutexGuard, PoisonError},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gpipe_bridge::c10d::{Error, Work};
@@ -18,9 +19,28 @@ pub(crate) struct Interrupt {
 struct State {
     interrupted: bool,
     next: u64,
-    waiting: HashMap<u64, Work>,
+    waiting: HashMap<u64, Waiting>,
     /// What else ends when the run fails.
     ends: Vec<Box<dyn Fn() + Send>>,
+}
+
+/// A wait that is under way.
+struct Waiting {
+    work: Work,
+    since: Instant,
+    /// The longest standstill, if that ends the wait.
+    longest: Option<Duration>,
+    /// Whether a standstill has ended it.
+    stood_still: bool,
+}
+
+/// What ends a wait that nothing else ends.
+#[derive(Debug, Clone, Copy)]
+pub(crate) enum Longest {
+    /// So much time.
+    Wait(Duration),
+    /// So much time in which no device of any process came on. A step may take longer.
+    Standstill(Duration),
 }
 
 impl Interrupt {
@@ -29,7 +49,12 @@ impl Interrupt {
     }
 
     /// Waits for `work`, at most `longest`.
-    pub(crate) fn wait(&self, work: &Work, longest: Duration) -> Result<(), Error> {
+    pub(crate) fn wait(&self, work: &Work, longest: Longest) -> Result<(), Error> {
+        let (wait, standstill) = match longest {
+            Longest::Wait(longest) => (longest, None),
+            // c10d itself would break the connection after the time that it is told to wait.
+            Longest::Standstill(longest) => (gpipe::TIMEOUT_MAX, Some(longest)),
+        };
         let number = {
             let mut state = self.lock();
             if state.interrupted {
@@ -40,12 +65,35 @@ impl Interrupt {
             }
             state.next += 1;
             let number = state.next;
-            state.waiting.insert(number, work.clone());
+            let (work, since) = (work.clone(), Instant::now());
+            let own = Waiting { work, since, longest: standstill, stood_still: false };
+            state.waiting.insert(number, own);
             number
         };
-        let done = work.wait(longest);
-        self.lock().waiting.remove(&number);
-        done
+        let done = work.wait(wait);
+        let own = self.lock().waiting.remove(&number);
+        match (done, own) {
+            (Err(error), Some(Waiting { stood_still: true, since, .. })) => Err(Error {
+                message: format!("no device came on in {:.1?}", since.elapsed()),
+                ..error
+            }),
+            (done, _) => done,
+        }
+    }
+
+    /// Ends the waits that a standstill ends. `moved`: when a device last came on.
+    pub(crate) fn end_standstills(&self, moved: Duration) {
+        let mut ended = Vec::new();
+        for own in self.lock().waiting.values_mut() {
+            let longest = own.longest.unwrap_or(Duration::MAX);
+            if !own.stood_still && own.since.elapsed().min(moved) > longest {
+                own.stood_still = true;
+                ended.push(own.work.clone());
+            }
+        }
+        for work in ended {
+            let _ = work.abort();
+        }
     }
 
     /// Calls `end` when the run fails, on a thread of its own.
@@ -70,7 +118,10 @@ impl Interrupt {
         let (waiting, ends): (Vec<Work>, Vec<_>) = {
             let mut state = self.lock();
             state.interrupted = true;
-            (state.waiting.values().cloned().collect(), std::mem::take(&mut state.ends))
+            (
+                state.waiting.values().map(|own| own.work.clone()).collect(),
+                std::mem::take(&mut state.ends),
+            )
         };
         for work in waiting {
             let _ = work.abort();

@@ -131,7 +131,7 @@ impl Sender {
 
     fn finish_oldest(&mut self) -> Result<(), PeerError> {
         for work in self.under_way.pop_front().unwrap_or_default() {
-            let done = self.shared.interrupt.wait(&work, self.shared.longest_wait);
+            let done = self.shared.interrupt.wait(&work, self.shared.longest());
             done.map_err(|error| self.lost(&error))?;
         }
         Ok(())
@@ -181,7 +181,7 @@ impl Receiver {
     }
 
     fn wait(&self, work: &Work) -> Result<(), PeerError> {
-        let done = self.shared.interrupt.wait(work, self.shared.longest_wait);
+        let done = self.shared.interrupt.wait(work, self.shared.longest());
         done.map_err(|error| self.lost(&error))
     }
 

@@ -19,8 +19,14 @@ use gpipe_core::{Bytes, DeviceId, Nanos, StageId};
 use tch::Tensor;
 
 use crate::{
-    cluster::Cluster, gathers::Gathers, gpus::Connected, joining::JoinError, shared::Shared, tags,
-    threads::SharedSums,
+    cluster::Cluster,
+    gathers::Gathers,
+    gpus::Connected,
+    interrupt::Longest,
+    joining::JoinError,
+    shared::Shared,
+    tags,
+    threads::{LOOK, SUM_STANDSTILL, SharedSums},
 };
 
 /// How long a member probes for an unreachable process.
@@ -184,11 +190,11 @@ impl Transport for Member {
     }
 
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
-        self.pipeline.exchange(self.shared(), &own, self.shared().longest_wait)
+        self.pipeline.exchange(self.shared(), &own, self.shared().longest())
     }
 
     fn gather_beside(&self, own: Vec<u8>, longest: Duration) -> Result<Vec<Vec<u8>>, PeerError> {
-        self.beside.exchange(self.shared(), &own, longest)
+        self.beside.exchange(self.shared(), &own, Longest::Wait(longest))
     }
 
     fn now(&self) -> Nanos {
@@ -235,17 +241,18 @@ impl Replicas for Member {
         let place = self.cluster.rank() % self.processes;
         let others = (0..self.replicas).filter(|replica| *replica != self.replica);
         let others = others.map(|replica| replica * self.processes + place).collect();
-        Ok(Box::new(StageSums { shared, sums, others }))
+        Ok(Box::new(StageSums { shared, stage, sums, others }))
     }
 
     fn gather(&self, own: Vec<u8>) -> Result<Vec<Vec<u8>>, PeerError> {
-        self.across.exchange(self.shared(), &own, self.shared().longest_wait)
+        self.across.exchange(self.shared(), &own, self.shared().longest())
     }
 }
 
 /// All-reduces and broadcasts of one stage over all replicas.
 struct StageSums {
     shared: Arc<Shared>,
+    stage: StageId,
     sums: Sums,
     /// The ranks of the processes that hold the stage in other replicas.
     others: Vec<usize>,
@@ -298,7 +305,22 @@ impl Summing for StageSums {
     }
 
     fn end(&mut self) -> Result<Tensor, PeerError> {
-        let sum = self.sums.end(self.shared.longest_wait).map_err(|error| self.lost(&error))?;
-        sum.ok_or_else(|| self.shared.own("a sum ends that has not begun".into()))
+        let longest = SUM_STANDSTILL * self.shared.deadline;
+        let begun = Instant::now();
+        loop {
+            if let Some(sum) = self.sums.end(LOOK).map_err(|error| self.lost(&error))? {
+                return Ok(sum);
+            }
+            if let Some(failed) = self.shared.failed() {
+                return Err(failed);
+            }
+            self.shared.watch.beat(self.stage);
+            if begun.elapsed().min(self.shared.watch.standstill()) >= longest {
+                let (stage, waited) = (self.stage, begun.elapsed());
+                return Err(self.shared.own(format!(
+                    "another replica did not bring its part of stage {stage} within {waited:.0?}"
+                )));
+            }
+        }
     }
 }

@@ -9,16 +9,16 @@ use std::{
 use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, Group};
 
-use crate::{interrupt::Interrupt, watch::Watch};
+use crate::{
+    interrupt::{Interrupt, Longest},
+    watch::Watch,
+};
 
 /// State that the ends of links share.
 pub(crate) struct Shared {
     pub(crate) rank: usize,
     pub(crate) group: Group,
     pub(crate) interrupt: Arc<Interrupt>,
-    /// Longest wait for c10d. The runtime's deadlines normally end a wait earlier; this is the
-    /// fallback.
-    pub(crate) longest_wait: Duration,
     pub(crate) deadline: Duration,
     /// The address at which other processes reach this one.
     pub(crate) address: String,
@@ -30,6 +30,12 @@ pub(crate) struct Shared {
 impl Shared {
     pub(crate) fn rank(&self) -> usize {
         self.rank
+    }
+
+    /// The longest wait for another process within a step, or for one to begin a step. The
+    /// runtime's deadlines normally end a wait earlier; this is the fallback.
+    pub(crate) fn longest(&self) -> Longest {
+        Longest::Standstill(self.deadline.saturating_mul(4))
     }
 
     /// The failure that all processes agree on, if any.

@@ -38,7 +38,10 @@ use crate::{
 };
 
 /// How often a wait looks whether another replica has failed.
-const LOOK: Duration = Duration::from_millis(20);
+pub(crate) const LOOK: Duration = Duration::from_millis(20);
+/// Number of timeouts that a replica waits for the others while no device comes on. The runtime
+/// ends a standstill a little later, and could not name the replica.
+pub(crate) const SUM_STANDSTILL: u32 = 2;
 
 /// One meeting for each of `count` threads of this process.
 ///
@@ -178,13 +181,14 @@ impl StageBoard {
         })
     }
 
-    /// Waits until `look` finds something, and not longer than for a message.
+    /// Waits until `look` finds something, or another replica fails, or nothing comes on. A wait
+    /// for a slow replica gives signs of life.
     fn wait<T>(
         &self,
         mut look: impl FnMut(&mut HashMap<Key, Exchange>) -> Look<T>,
     ) -> Result<T, PeerError> {
-        let longest = self.shared.longest_wait;
-        let until = Instant::now() + longest;
+        let longest = SUM_STANDSTILL * self.shared.deadline;
+        let begun = Instant::now();
         let mut exchanges = self.board.exchanges();
         loop {
             let missing = match look(&mut exchanges) {
@@ -195,10 +199,12 @@ impl StageBoard {
             if let Some(failed) = self.shared.failed() {
                 return Err(failed);
             }
-            if Instant::now() >= until {
+            self.shared.watch.beat(self.stage);
+            if begun.elapsed().min(self.shared.watch.standstill()) >= longest {
+                let waited = begun.elapsed();
                 return Err(self
                     .shared
-                    .own(format!("{missing} of stage {} within {longest:.0?}", self.stage)));
+                    .own(format!("{missing} of stage {} within {waited:.0?}", self.stage)));
             }
             let waited = self.board.changed.wait_timeout(exchanges, LOOK);
             exchanges = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -279,6 +285,13 @@ impl Summing for StageBoard {
 impl Drop for StageBoard {
     /// Removes what a failed step left, so that a later pipeline finds nothing of it.
     fn drop(&mut self) {
+        if self.shared.failed().is_some() {
+            // Of all replicas: some have begun exchanges that others never will.
+            let own = (self.stage, self.pipeline);
+            self.board.exchanges().retain(|key, _| (key.0, key.1) != own);
+            self.board.changed.notify_all();
+            return;
+        }
         while let Some(number) = self.begun.pop_front() {
             self.done(number);
         }

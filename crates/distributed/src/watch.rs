@@ -20,7 +20,7 @@ use std::{
 
 use gpipe::processes::{Alarm, PeerError, Pulses, Run};
 use gpipe_bridge::c10d::{self, TcpStore};
-use gpipe_core::{DeviceId, lower::Program};
+use gpipe_core::{Action, DeviceId, StageId, lower::Program};
 
 use crate::interrupt::Interrupt;
 
@@ -74,6 +74,8 @@ struct State {
     phase: Phase,
     /// How long the last round of store calls took.
     round: Duration,
+    /// When a device of another process was last seen to come on.
+    moved: Instant,
 }
 
 /// How far the processes are in joining each other.
@@ -127,6 +129,7 @@ impl Watcher {
                 failed: None,
                 phase: Phase::Meeting,
                 round: Duration::ZERO,
+                moved: now,
             }),
             interrupt: Arc::clone(interrupt),
             tell,
@@ -196,6 +199,23 @@ impl Watch {
         Ok(())
     }
 
+    /// How long ago any device of any process last came on.
+    pub(crate) fn standstill(&self) -> Duration {
+        let state = self.lock();
+        let own = state.run.as_ref().map_or(Duration::MAX, |(_, pulses, _)| pulses.standstill());
+        own.min(state.moved.elapsed())
+    }
+
+    /// Records that the device of `stage` is alive: it waits for other replicas.
+    pub(crate) fn beat(&self, stage: StageId) {
+        let state = self.lock();
+        let Some((program, pulses, _)) = &state.run else { return };
+        let has_stage = |actions: &Vec<Action>| actions.iter().any(|own| own.stage == stage);
+        if let Some(device) = program.devices.iter().position(has_stage) {
+            pulses.beat(device);
+        }
+    }
+
     /// The known failure, if any.
     pub(crate) fn failed(&self) -> Option<PeerError> {
         self.lock().failed.clone()
@@ -216,17 +236,19 @@ impl Watch {
 
     /// Records the first failure, ends all waits, and raises the alarm.
     fn conclude(&self, why: PeerError) -> PeerError {
-        let (known, alarm) = {
+        let (known, alarm, is_new) = {
             let mut state = self.lock();
             let is_new = state.failed.is_none();
             let known = state.failed.get_or_insert(why).clone();
             let alarm = state.run.as_ref().map(|(.., alarm)| Arc::clone(alarm));
-            (known, alarm.filter(|_| is_new))
+            (known, alarm.filter(|_| is_new), is_new)
         };
         if let Some(alarm) = alarm {
             alarm(known.clone());
         }
-        self.interrupt.interrupt();
+        if is_new {
+            self.interrupt.interrupt();
+        }
         known
     }
 
@@ -302,11 +324,12 @@ impl Watch {
         Ok(())
     }
 
-    /// The loop of the thread that checks for silence.
+    /// The loop of the thread that checks for silence and for a standstill.
     fn look(&self) {
         let slice = (self.interval / 2).min(Duration::from_millis(100));
         while !self.ends.load(Ordering::SeqCst) {
             std::thread::park_timeout(slice);
+            self.interrupt.end_standstills(self.standstill());
             let silent = {
                 let state = self.lock();
                 if state.failed.is_some() {
@@ -362,6 +385,9 @@ impl State {
                 continue; // not in the program, so ignored
             }
             let before = heard.positions.insert(own, position);
+            if before != Some(position) {
+                self.moved = Instant::now();
+            }
             // Devices of other replicas have the same numbers.
             let is_ours =
                 self.devices.get(rank).is_some_and(|d| d.contains(&DeviceId::from_index(own)));

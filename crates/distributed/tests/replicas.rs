@@ -201,6 +201,19 @@ fn fault_a_replica_that_fails_ends_the_others() {
     for error in [&errors[0], &errors[2]] {
         assert!(error.contains("rank 1"), "{error}");
     }
+    // What they left does not count when they try again: an exchange that some had begun made the
+    // next step wait, or had the gradients of the step that failed.
+    let trained = in_processes(3, DEADLINE, |cluster| {
+        let built = sharing(&cluster, 3, &sums, builder(Features::plain(), 2, 2));
+        let mut pipeline = built.build().unwrap();
+        train(&mut pipeline, 6, 1).numbers
+    });
+    let fresh = SharedSums::new();
+    let wanted = in_processes(3, DEADLINE, |cluster| {
+        let built = sharing(&cluster, 3, &fresh, builder(Features::plain(), 2, 2));
+        train(&mut built.build().unwrap(), 6, 1).numbers
+    });
+    assert_eq!(trained, wanted);
 }
 
 /// The thread of one replica does not train. The others say for whom they waited.

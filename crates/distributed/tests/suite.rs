@@ -11,3 +11,4 @@ mod common;
 mod parts;
 mod replicas;
 mod sharding;
+mod slow;

@@ -16,7 +16,7 @@ use super::{Error, Result, group::Raw};
 
 /// Maximum number of sums in flight.
 const UNDER_WAY_MAX: usize = 4096;
-/// Fallback timeout: c10d normally ends a sum at its group's timeout.
+/// Longest wait for c10d: the other replicas may be slow. A process that is gone ends it.
 const LONGEST: Duration = Duration::from_secs(24 * 3600);
 
 /// The tag of the parts of sums. Nothing else is sent in a group that has sums.
@@ -89,18 +89,22 @@ impl Sums {
         Ok(())
     }
 
-    /// Waits for the oldest sum or broadcast that was begun; `None` if none was begun.
+    /// Waits for the oldest sum or broadcast that was begun; `None` if it does not end within
+    /// `slice`.
     ///
     /// # Errors
-    /// Another process's tensor has another size or dtype; a process is gone, or did not come
-    /// within `timeout`.
-    pub fn end(&mut self, timeout: Duration) -> Result<Option<Tensor>> {
-        let Some(ended) = self.under_way.pop_front() else { return Ok(None) };
-        match ended.recv_timeout(timeout) {
-            Ok(sum) => sum.map(Some),
-            Err(RecvTimeoutError::Timeout) => Err(error(format!("timed out after {timeout:.1?}"))),
+    /// None was begun; another process's tensor has another size or dtype; a process is gone.
+    pub fn end(&mut self, slice: Duration) -> Result<Option<Tensor>> {
+        let Some(oldest) = self.under_way.front() else {
+            return Err(error("one ends that has not begun".into()));
+        };
+        let ended = match oldest.recv_timeout(slice) {
+            Err(RecvTimeoutError::Timeout) => return Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(error("its thread is gone".into())),
-        }
+            Ok(ended) => ended,
+        };
+        self.under_way.pop_front();
+        ended.map(Some)
     }
 }
 

@@ -1,0 +1,82 @@
+//! A timeout counts the silence of a process. Slow work, however long it takes, is no silence.
+#![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
+
+use crate::{common, replicas::replicated};
+
+use std::{sync::Arc, time::Duration};
+
+use common::{
+    in_processes,
+    model::{Features, Run, batch, model},
+};
+use gpipe::{
+    Forward, Infer, Layer, LayerError, PipelineBuilder, Sequence, TensorSpec, processes::Transport,
+};
+use gpipe_distributed::{Member, threads::SharedSums};
+use tch::Tensor;
+
+const TIMEOUT: Duration = Duration::from_secs(1);
+const MICRO_BATCHES: i64 = 8;
+
+/// Takes its time, in each forward and in each recomputation.
+#[derive(Clone, Copy)]
+struct Slow(Duration);
+
+impl Layer for Slow {
+    fn kind(&self) -> &'static str {
+        "slow"
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(inputs.to_vec())
+    }
+
+    fn forward(&self, _: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+        std::thread::park_timeout(self.0);
+        Ok(vec![inputs[0].f_mul_scalar(1.0)?])
+    }
+}
+
+fn builder(model: Sequence, stages: usize) -> PipelineBuilder {
+    let run = Run { stages, ..Run::plain() };
+    run.builder(model, MICRO_BATCHES as usize).timeout(TIMEOUT)
+}
+
+fn slow(time: Duration) -> Sequence {
+    model(Features::plain()).push("slow", Slow(time))
+}
+
+/// The loss of a step in which forwards alone take more than five timeouts.
+fn step(builder: PipelineBuilder) -> u64 {
+    let (inputs, targets) = batch(MICRO_BATCHES, 0);
+    builder.build().unwrap().train_step(inputs, &targets).unwrap().loss.to_bits()
+}
+
+/// A link that nothing came over for four timeouts was taken for lost, such as that of the decision
+/// about the update, which comes when all else is done.
+#[test]
+fn regression_a_step_may_take_many_timeouts() {
+    let long = TIMEOUT.mul_f64(0.7);
+    let found = in_processes(2, TIMEOUT, |cluster| step(builder(slow(long), 2).processes(cluster)));
+    let wanted = step(builder(slow(Duration::ZERO), 2));
+    assert_eq!(found, [wanted; 2]);
+}
+
+/// A replica that waited for a slow one for longer than the timeout failed: as if it were stuck
+/// itself where the gradients are summed in memory, and as if the other were lost elsewhere.
+#[test]
+fn regression_a_replica_may_be_much_slower_than_another() {
+    let sums = SharedSums::new();
+    let long = TIMEOUT.mul_f64(0.7);
+    let time = |rank: usize| if rank == 1 { long } else { Duration::ZERO };
+    let in_memory = in_processes(2, TIMEOUT, |cluster| {
+        let member = Member::sharing(&cluster, 2, &sums).unwrap();
+        let own = builder(slow(time(cluster.rank())), 1);
+        step(own.processes(Arc::clone(&member) as Arc<dyn Transport>).replicas(member))
+    });
+    let over_links = in_processes(2, TIMEOUT, |cluster| {
+        step(replicated(&cluster, 2, builder(slow(time(cluster.rank())), 1)))
+    });
+    assert_eq!(in_memory, over_links);
+    assert_eq!(in_memory[0], in_memory[1]);
+}
