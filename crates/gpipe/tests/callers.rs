@@ -347,3 +347,28 @@ fn oracle_accumulating_needs_no_optimizer() {
     assert!(!pipeline.take_gradients().unwrap().is_empty());
     assert!(pipeline.train_step(&x, &y).is_err());
 }
+
+/// The tensors that were shared first were copied over those that were shared later.
+#[test]
+fn regression_tied_weights_may_be_shared_again() {
+    let why = "stages on a GPU have parameters of their own";
+    if is_about_cpus("regression_tied_weights_may_be_shared_again", why) {
+        return;
+    }
+    let features = Features { tied: true, ..Features::plain() };
+    let run = Run { stages: 3, ..Run::plain() };
+    let mut pipeline = run.builder(model(features), 3).given_parameters().build().unwrap();
+    let first = own_values(&run, features);
+    let second: Vec<_> = first.iter().map(|(name, own)| (name.clone(), own.copy())).collect();
+    pipeline.share_parameters(&first).unwrap();
+    pipeline.share_parameters(&second).unwrap();
+    for (_, value) in &second {
+        let _no_grad = tch::no_grad_guard();
+        let _ = value.shallow_clone().fill_(0.25);
+    }
+    pipeline.refresh_parameters().unwrap();
+    for (name, own) in second.iter().chain(&pipeline.parameters().unwrap()) {
+        assert_eq!(own.min().double_value(&[]), 0.25, "{name}");
+        assert_eq!(own.max().double_value(&[]), 0.25, "{name}");
+    }
+}

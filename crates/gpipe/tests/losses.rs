@@ -541,3 +541,44 @@ fn regression_a_layer_named_loss_is_found_to_make_a_nan() {
     assert!(error.is_not_finite(), "{error}");
     assert!(error.to_string().contains("layer 'loss': its output"), "{error}");
 }
+
+/// The update was applied, and then the step failed: the sum was divided by 0.
+#[test]
+fn regression_a_loss_that_counts_nothing_may_have_a_sum() {
+    struct Penalty;
+    impl Loss for Penalty {
+        fn check(
+            &self,
+            _: &LossContext<'_, TensorSpec>,
+            _: &[TensorSpec],
+            _: &[TensorSpec],
+        ) -> Result<(), LayerError> {
+            Ok(())
+        }
+        fn sum(
+            &self,
+            _: &LossContext<'_>,
+            outputs: &[Tensor],
+            _: &[Tensor],
+        ) -> Result<Tensor, LayerError> {
+            Ok(outputs[0].f_square()?.f_sum(outputs[0].kind())?)
+        }
+        fn count(&self, _: &LossContext<'_>, _: &[Tensor]) -> Result<f64, LayerError> {
+            Ok(0.0)
+        }
+    }
+    let spec = TensorSpec::new([SAMPLES, WIDTH], Kind::Float);
+    let built = || {
+        let built = Pipeline::builder(network_without_stash(), spec.clone());
+        built.stages(2).micro_batches(2).loss(MeanSquaredError).optimizer(Adam::default())
+    };
+    let mut own = built().named_loss("penalty", 1.0, Penalty).build().unwrap();
+    let (x, target) = data(1, Kind::Float);
+    let report = own.train_step(&x, &target).unwrap();
+    assert_eq!((report.step, report.losses[1].value()), (1, 0.0));
+    assert!(report.losses[1].sum > 0.0);
+    let mut without = built().build().unwrap();
+    without.train_step(&x, &target).unwrap();
+    let (found, wanted) = (own.parameters().unwrap(), without.parameters().unwrap());
+    assert_same_bits(&found, &wanted, "it has no part in the gradients");
+}

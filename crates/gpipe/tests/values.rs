@@ -224,3 +224,54 @@ fn regression_a_forward_whose_outputs_cannot_be_joined_is_not_open() {
         assert!(!error.contains("forwards are open"), "{error}");
     }
 }
+
+/// x, plus what another input gives if any of its samples is marked.
+struct Gated;
+
+impl Layer for Gated {
+    fn kind(&self) -> &'static str {
+        "gated"
+    }
+
+    fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+        Ok(vec![inputs[0].clone()])
+    }
+
+    fn forward(
+        &self,
+        _: &mut gpipe::Forward,
+        inputs: &[Tensor],
+    ) -> Result<Vec<Tensor>, LayerError> {
+        let marked = inputs[1].f_narrow(1, 0, 1)?.f_gt(0.0)?;
+        match marked.f_any()?.f_int64_value(&[])? {
+            0 => Ok(vec![inputs[0].f_mul_scalar(2.0)?]),
+            _ => Ok(vec![inputs[0].f_add(&inputs[1].f_mul(&marked.f_to_kind(Kind::Double)?)?)?]),
+        }
+    }
+}
+
+/// The gradient of an input that only some micro-batches use had the rows of those alone, which the
+/// caller took for its first rows.
+#[test]
+fn regression_an_input_that_some_micro_batches_use_has_a_whole_gradient() {
+    let (x, other) = (uniform(&[6, 3], 1, Kind::Double), uniform(&[6, 3], 2, Kind::Double).abs());
+    let _ = other.narrow(0, 0, 3).fill_(-1.0);
+    let found = |micro_batches: usize| {
+        let specs = vec![TensorSpec::of(&x), TensorSpec::of(&other)];
+        let model =
+            Sequence::new().push("gated", Gated).push("tanh", gpipe::layers::Activation::Tanh);
+        let mut pipeline = Pipeline::builder(model, specs)
+            .kind(Kind::Double)
+            .micro_batches(micro_batches)
+            .input_gradients()
+            .build()
+            .unwrap();
+        let outputs = pipeline.forward(vec![x.shallow_clone(), other.shallow_clone()]).unwrap();
+        outputs.tensors()[0].sum(Kind::Double).backward();
+        pipeline.backward(&outputs, outputs.gradients()).unwrap().remove(1).unwrap()
+    };
+    let halves = found(2);
+    assert_eq!(halves.size(), [6, 3]);
+    assert_eq!(halves.narrow(0, 0, 3).abs().sum(Kind::Double).double_value(&[]), 0.0);
+    assert_eq!(halves.narrow(0, 3, 3), found(1).narrow(0, 3, 3));
+}

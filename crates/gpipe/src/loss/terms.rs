@@ -34,9 +34,10 @@ pub struct LossTerm {
 }
 
 impl LossTerm {
-    /// `sum` / `count`, without the weight; 0 if both are 0.
+    /// `sum` / `count`, without the weight; 0 if the count is 0, because the loss then has no part
+    /// in the gradients.
     pub fn value(&self) -> f64 {
-        if self.sum == 0.0 && self.count == 0.0 { 0.0 } else { self.sum / self.count }
+        if self.count == 0.0 { 0.0 } else { self.sum / self.count }
     }
 }
 

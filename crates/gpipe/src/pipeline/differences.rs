@@ -140,8 +140,10 @@ impl Pipeline {
         inputs: &[Tensor],
         targets: &[Tensor],
     ) -> Result<Vec<Option<Tensor>>> {
+        let own = inputs.iter().map(Tensor::shallow_clone).collect();
+        let specs = self.check(own, Some(targets), true)?.specs;
         let (_, ran) = self.loss_and_gradients(inputs, targets, true)?;
-        let found = self.joined_input_grads(ran)?;
+        let found = self.joined_input_grads(ran, &specs)?;
         self.discard_update()?;
         Ok(found)
     }

@@ -155,9 +155,14 @@ impl Pipeline {
             Ok(ran) => ran,
             Err(error) => return Err(self.name_the_layer(error, task)),
         };
-        self.of_all_replicas(&mut ran.outcomes)?;
-        let losses = self.finite_losses(&ran.outcomes, &denominators)?;
         let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
+        if let Err(error) = self.of_all_replicas(&mut ran.outcomes) {
+            if verdict.is_some_and(|verdict| verdict.apply) {
+                self.training.torn = Some("the exchange of losses after an update");
+            }
+            return Err(error);
+        }
+        let losses = self.finite_losses(&ran.outcomes, &denominators)?;
         let skipped = match self.conclude(verdict) {
             Ok(skipped) => skipped,
             Err(error) => return Err(self.name_the_layer(error, task)),

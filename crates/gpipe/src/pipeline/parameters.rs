@@ -257,6 +257,7 @@ impl Pipeline {
                 self.visit(stage, share)??;
             }
             if uses.iter().any(|&(stage, _)| stage != owner) {
+                self.shared_ties.retain(|(own, _)| own != name);
                 self.shared_ties.push((name.clone(), value.shallow_clone()));
             }
         }

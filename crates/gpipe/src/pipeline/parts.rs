@@ -154,7 +154,7 @@ impl Pipeline {
         let ran = self.run(task).or_else(|error| self.lose_update(error))?;
         outputs.open.close(outputs.number);
         self.update.accumulated = Some(Accumulated::Given);
-        self.joined_input_grads(ran).or_else(|error| self.lose_update(error))
+        self.joined_input_grads(ran, &outputs.specs).or_else(|error| self.lose_update(error))
     }
 
     /// Returns an error if the backward of a forward can no longer run here.
@@ -172,27 +172,34 @@ impl Pipeline {
         Ok(())
     }
 
-    /// Joins the gradients of each input, in micro-batch order.
-    pub(super) fn joined_input_grads(&self, ran: Ran<Stage>) -> Result<Vec<Option<Tensor>>> {
-        let mut of_inputs: Vec<Vec<Tensor>> = (0..self.model.inputs).map(|_| Vec::new()).collect();
+    /// Joins the gradients of each input, in micro-batch order. `specs`: each micro-batch's inputs.
+    /// Where only some micro-batches use an input, the gradient of the others is zero.
+    pub(super) fn joined_input_grads(
+        &self,
+        ran: Ran<Stage>,
+        specs: &[Vec<TensorSpec>],
+    ) -> Result<Vec<Option<Tensor>>> {
         let by_micro_batch = ran.outcomes.into_iter().next().map(|first| first.input_grads);
-        for grads in by_micro_batch.unwrap_or_default() {
-            for (parts, grad) in of_inputs.iter_mut().zip(grads) {
-                parts.extend(grad);
-            }
-        }
-        let join = |(at, parts): (usize, Vec<Tensor>)| {
-            if parts.is_empty() {
-                return Ok(None);
-            }
+        let by_micro_batch = by_micro_batch.unwrap_or_default();
+        let join = |at: usize| {
+            let of =
+                |grads: &Vec<Option<Tensor>>| grads.get(at)?.as_ref().map(Tensor::shallow_clone);
+            let parts: Vec<Option<Tensor>> = by_micro_batch.iter().map(of).collect();
+            let Some(one) = parts.iter().flatten().next() else { return Ok(None) };
             // Every micro-batch had the whole of a shared input.
-            let joined = match self.model.sequence.inputs.shared.contains(&at) {
-                true => sum_in_order(parts.into_iter().map(Some).collect())?,
-                false => Some(Tensor::f_cat(&parts, 0)?),
-            };
-            Ok(joined)
+            if self.model.sequence.inputs.shared.contains(&at) {
+                return Ok(sum_in_order(parts)?);
+            }
+            let options = (one.kind(), one.device());
+            let whole =
+                parts.into_iter().zip(specs).map(|(part, specs)| match (part, specs.get(at)) {
+                    (None, Some(spec)) => Tensor::f_zeros(spec.shape.as_slice(), options),
+                    (part, _) => Ok(part.unwrap_or_default()),
+                });
+            let whole = whole.collect::<std::result::Result<Vec<_>, _>>()?;
+            Ok(Some(Tensor::f_cat(&whole, 0)?))
         };
-        of_inputs.into_iter().enumerate().map(join).collect()
+        (0..self.model.inputs).map(join).collect()
     }
 
     /// Trains on one mini-batch without an update: runs forwards and backwards under the pipeline's

@@ -72,6 +72,9 @@ impl<'a> Task<'a> {
     }
 }
 
+/// Maximum number of programs that are kept. Mini-batches of other sizes may need others.
+const PROGRAMS_MAX: usize = 64;
+
 /// Results that are computed once and reused. All of them can be recomputed at any time.
 #[derive(Default)]
 pub(super) struct Caches {
@@ -128,6 +131,9 @@ impl Pipeline {
         let program = program.part(part);
         validate(&program, self.engine.link_capacity)?;
         let program = Arc::new(program);
+        if self.caches.programs.len() >= PROGRAMS_MAX {
+            self.caches.programs.clear();
+        }
         self.caches.programs.insert((part, micro_batches), Arc::clone(&program));
         Ok(program)
     }
