@@ -216,6 +216,18 @@ fn oracle_decoding_with_caches_gives_the_logits_of_the_whole_text() {
         let found = Tensor::cat(&found, 1);
         let apart = (&found - &whole).abs().max().double_value(&[]);
         assert!(apart < 1e-12 * whole.abs().max().double_value(&[]), "{stages}: {apart:e}");
+        // With the last position alone.
+        let mut decoding = pipeline.decoding().only_last();
+        let mut step = |first: i64, count: i64| {
+            let inputs = vec![text.narrow(1, first, count)];
+            let step = GroupStep { group: 0, inputs, rows: None };
+            decoding.step(vec![step]).unwrap().remove(0).remove(0)
+        };
+        let found = Tensor::cat(&[step(0, 5), step(5, 1)], 1);
+        assert_eq!(found.size(), [3, 2, whole.size()[2]]);
+        let wanted = whole.index_select(1, &Tensor::from_slice(&[4_i64, 5]));
+        let apart = (&found - &wanted).abs().max().double_value(&[]);
+        assert!(apart < 1e-12 * whole.abs().max().double_value(&[]), "{stages}: {apart:e}");
     }
 }
 

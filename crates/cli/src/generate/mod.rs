@@ -203,7 +203,7 @@ impl Batch<'_> {
             let own = texts.chunks((PROMPT_TOKENS / length.max(1)).max(1));
             groups.extend(own.map(|texts| Group { texts: texts.to_vec(), seen: 0 }));
         }
-        let mut decoding = pipeline.decoding();
+        let mut decoding = pipeline.decoding().only_last();
         loop {
             let steps = self.steps(&mut groups)?;
             if steps.is_empty() {
@@ -245,7 +245,8 @@ impl Batch<'_> {
         Ok(steps)
     }
 
-    /// Adds a token to each of `texts`, from logits [texts, positions, vocabulary].
+    /// Adds a token to each of `texts`, from logits [texts, positions, vocabulary], of which the
+    /// last position counts.
     fn grow(
         &mut self,
         texts: &[usize],
@@ -294,7 +295,7 @@ impl Batch<'_> {
     }
 }
 
-/// The logits of each group's new positions.
+/// The logits of each group's last position.
 fn step(decoding: &mut Decoding<'_>, steps: Vec<GroupStep>) -> Result<Vec<Tensor>, CliError> {
     let none = || CliError::Usage("the model has no output".into());
     let outputs = decoding.step(steps)?.into_iter();

@@ -332,6 +332,7 @@ impl ActiveStage<'_> {
             self.forward_discarding(micro_batch, inputs, &mut skips, keep)?
         };
         let own = self.config.losses.own_outputs(outputs.len());
+        let outputs = self.wanted_positions(micro_batch, outputs)?;
         if matches!(self.step.feed.mode, Mode::Predict | Mode::Decode) && self.config.last {
             let outputs = outputs.into_iter().take(own).collect();
             self.step.outputs.push((micro_batch, outputs));

@@ -30,6 +30,8 @@ pub(crate) struct Group {
     /// For each sample, the sample of the previous step that it continues; `None` if they are the
     /// same.
     pub rows: Option<Tensor>,
+    /// Whether only the output of the last position is wanted.
+    pub only_last: bool,
 }
 
 impl Clone for Group {

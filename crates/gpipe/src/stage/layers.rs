@@ -156,6 +156,9 @@ impl ActiveStage<'_> {
             }
             let mut run = self.layer_run(position, micro_batch, &named);
             let is_last = position + 1 == range.end;
+            if position + 1 == self.config.layers.len() && run.layer.layer.by_rows() {
+                values = self.wanted_positions(micro_batch, values)?;
+            }
             run.is_read = is_read || !is_last;
             run.is_hollow =
                 stays && is_last && how == GraphMode::Discard && run.layer.layer.may_end_early();
@@ -194,6 +197,25 @@ impl ActiveStage<'_> {
             values = ran.outputs;
         }
         Ok(RanLayers { outputs: values, islands, hollow, statistics })
+    }
+
+    /// Drops what a decoding does not want of the model's first output, [samples, positions, ..]:
+    /// all positions but the last, if that alone is wanted.
+    pub(super) fn wanted_positions(
+        &self,
+        micro_batch: MicroBatch,
+        mut outputs: Vec<Tensor>,
+    ) -> StageResult<Vec<Tensor>> {
+        let only_last = self.step.feed.group(micro_batch).is_some_and(|group| group.only_last);
+        if let Some(first) = outputs.first_mut()
+            && only_last
+            && self.config.last
+            && first.size().get(1).is_some_and(|&positions| positions > 1)
+        {
+            let last = first.f_narrow(1, -1, 1).and_then(|last| last.f_contiguous());
+            *first = last.map_err(|error| in_operation("the last position")(error.into()))?;
+        }
+        Ok(outputs)
     }
 
     /// Takes what the layer kept in the decoding so far.
