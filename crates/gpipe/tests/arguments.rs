@@ -255,6 +255,7 @@ fn fault_costs_of_named_and_none_values_are_known() {
         passes: 1,
         batches: &[(call.inputs(), call.targets())],
         machine: "this one",
+        values: &[],
     };
     let profile = profile(&settings, || Ok(build()), |_| {}, |_| Ok(None)).unwrap();
     assert_eq!(profile.costs.sizes.keys().copied().collect::<Vec<_>>(), [4]);

@@ -235,6 +235,7 @@ fn oracle_a_layer_that_is_not_split_says_so_in_the_profile() {
         passes: 1,
         batches: &batches,
         machine: "here",
+        values: &[],
     };
     let found = profile(&settings, || Ok(build(Schedule::OneFOneB)), |_| {}, |_| Ok(None)).unwrap();
     let layers = found.costs.layers.iter();

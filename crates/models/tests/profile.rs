@@ -74,6 +74,7 @@ impl Subject {
             passes: 2,
             batches: &[(Tensors::new(inputs), Tensors::new(targets))],
             machine: "here",
+            values: &[],
         };
         profile(&settings, || Ok(self.builder()), |_| {}, |_| Ok(None)).unwrap()
     }
@@ -89,6 +90,7 @@ fn fault_a_profile_of_something_else_is_refused() {
         passes: 1,
         batches: &[(Tensors::new(&subject.batch.0), Tensors::new(&subject.batch.1))],
         machine: "here",
+        values: &[],
     };
     let found = profile(&settings, || Ok(subject.builder()), |_| {}, |_| Ok(None)).unwrap();
     let json = found.to_json().unwrap();
@@ -134,6 +136,7 @@ fn property_passes_measure_everything_in_turn() {
         passes: 2,
         batches: &batches,
         machine: "here",
+        values: &[],
     };
     let found = profile(
         &settings,
@@ -193,6 +196,7 @@ fn property_a_changed_profile_never_panics() {
         passes: 1,
         batches: &[(Tensors::new(&subject.batch.0), Tensors::new(&subject.batch.1))],
         machine: "here",
+        values: &[],
     };
     let text = profile(&settings, || Ok(subject.builder()), |_| {}, |_| Ok(None))
         .unwrap()

@@ -107,6 +107,7 @@ impl Pairs {
             passes: 1,
             batches: &batches,
             machine: "this one",
+            values: &[],
         };
         let build = || -> Result<PipelineBuilder> {
             Ok(self.workload.builder(micro_batches).stages(self.stages))

@@ -77,6 +77,7 @@ impl Cell {
             passes: 1,
             batches: &batches,
             machine: "this one",
+            values: &[],
         };
         let built = || -> Result<PipelineBuilder> {
             Ok(workload.builder(micro_batches).schedule(Schedule::GPipe))

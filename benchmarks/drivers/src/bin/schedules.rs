@@ -109,6 +109,7 @@ fn measure(
         passes,
         batches: &batches,
         machine: "this one",
+        values: &[],
     };
     let build = || -> Result<PipelineBuilder> { Ok(workload.builder(micro_batches)) };
     let start = |schedule| started(workload, micro_batches, schedule, Balance::Cost);

@@ -217,6 +217,7 @@ pub(crate) fn measure(
         passes,
         batches: &batches,
         machine: &machine,
+        values: &[],
     };
     let in_passes = if passes > 1 { format!(" in {passes} passes") } else { String::new() };
     prose!(

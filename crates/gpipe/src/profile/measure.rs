@@ -14,6 +14,7 @@ use gpipe_core::{
     schedule::Schedule,
 };
 use serde::{Deserialize, Serialize};
+use tch::Tensor;
 
 use super::{FORMAT, Profile, links::Messages, observed::Observed};
 use crate::{
@@ -49,6 +50,8 @@ pub struct Profiling<'a> {
     pub batches: &'a [(Tensors, Tensors)],
     /// The machine, in words.
     pub machine: &'a str,
+    /// Parameters, by full name, that every training starts with. Others keep their initial values.
+    pub values: &'a [(String, Tensor)],
 }
 
 /// A measurement to be repeated because its steps vary too much.
@@ -273,6 +276,7 @@ impl Ran {
             let builder =
                 build()?.micro_batches(micro_batches).schedule(schedule.clone()).remat(remat);
             let mut pipeline = builder.profiled().build()?;
+            pipeline.set_parameters(settings.values)?;
             (self.stages, self.copied) = (pipeline.balance().len(), pipeline.is_in_processes());
             Observed::train(&mut pipeline, settings, cut.of_that_size)
         };
