@@ -68,7 +68,8 @@ pub fn kept_samples(path: &Path) -> bool {
 pub fn chat_template(source: &str) -> std::result::Result<usize, TemplateError> {
     let template = ChatTemplate::new(source, Default::default())?;
     let said = |role: &str, content: &str| serde_json::json!({"role": role, "content": content});
-    let marked = template.marked(&[said("user", "hi"), said("assistant", "yes")])?;
+    let turns = [said("user", "hi"), said("assistant", "yes")];
+    let marked = template.marked(&turns, &serde_json::json!([{"name": "f"}]))?;
     let within = marked.learned.iter().all(|part| marked.text.get(part.clone()).is_some());
     assert!(within, "a range of the loss mask is outside the text");
     template.turn_end()?;

@@ -3,7 +3,9 @@
 
 use std::path::Path;
 
-use gpipe_data::{Document, END_OF_DOCUMENT, EndToken, Error, TokenSet, Tokenizer, shuffle};
+use gpipe_data::{
+    Document, END_OF_DOCUMENT, EndToken, Error, TokenSet, Tokenizer, jsonl::Marked, shuffle,
+};
 
 fn documents() -> Vec<Document> {
     let text = include_str!("../src/corpus/mod.rs");
@@ -263,6 +265,38 @@ fn regression_gpt2_s_tokenizer_is_read() {
     assert_eq!(theirs.encode(&text).unwrap(), expected);
     assert_eq!(theirs.decode(&expected).unwrap(), text);
     assert_eq!(theirs.to_json().unwrap(), root.to_string(), "kept as it is");
+}
+
+/// The loss mask must not depend on `trim_offsets`, by which a token of spaces has no bytes, and
+/// " x" begins after its space. Line ends were left out of the loss.
+#[test]
+fn regression_tokens_of_spaces_are_in_the_loss() {
+    let text = "if a:\n        b\n\n\n    c d e f\n".repeat(20);
+    let documents = [Document { name: "code".into(), text }];
+    let ours = Tokenizer::train(&documents, 300).unwrap();
+    let mut root: serde_json::Value = serde_json::from_str(&ours.to_json().unwrap()).unwrap();
+    // One of another program.
+    let vocabulary = root["model"]["vocab"].as_object_mut().unwrap();
+    let end = vocabulary.remove(END_OF_DOCUMENT).unwrap();
+    vocabulary.insert("<|endoftext|>".into(), end);
+    root["added_tokens"][0]["content"] = "<|endoftext|>".into();
+    let sample = |root: &serde_json::Value| {
+        let theirs = Tokenizer::from_json(&root.to_string(), Path::new("theirs.json")).unwrap();
+        Marked::completion("if a:", "\n        b\n\n\n    c d\n").tokens(&theirs, true).unwrap()
+    };
+    let byte_level = |trims: bool| {
+        serde_json::json!({
+            "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": trims, "use_regex": true
+        })
+    };
+    root["post_processor"] = byte_level(false);
+    let expected = sample(&root);
+    assert!(expected.learned.ends_with(&[true; 6]), "{expected:?}");
+    root["post_processor"] = byte_level(true);
+    assert_eq!(sample(&root), expected);
+    root["post_processor"] =
+        serde_json::json!({"type": "Sequence", "processors": [byte_level(true)]});
+    assert_eq!(sample(&root), expected);
 }
 
 /// A tokenizer built like Llama 2's: SentencePiece with byte fallback, a token that begins a text,

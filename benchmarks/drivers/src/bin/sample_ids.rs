@@ -34,8 +34,8 @@ fn main() -> Result<(), Failure> {
     let template = template(folder)?;
     let mut texts = Vec::new();
     for record in Lines::open(file, Fields::default(), OnBadLine::Skip)? {
-        if let (Record::Messages(messages), Some(template)) = (record?, &template) {
-            let both = [false, true].map(|prompts| template.render(&messages, prompts));
+        if let (Record::Messages { messages, tools }, Some(template)) = (record?, &template) {
+            let both = [false, true].map(|prompts| template.render(&messages, &tools, prompts));
             texts.push(match both {
                 [Ok(text), Ok(prompt)] => json!([text, prompt]),
                 [Err(error), _] | [_, Err(error)] => json!(error.to_string()),

@@ -110,7 +110,7 @@ impl Chat<'_> {
         messages: &[Value],
         pipeline: &mut Pipeline,
     ) -> Result<Option<String>, CliError> {
-        let conversation = self.template.render(messages, true);
+        let conversation = self.template.render(messages, &Value::Null, true);
         let conversation = conversation.map_err(|error| CliError::Usage(error.to_string()))?;
         let text = Text::answer(number, conversation, self.tokenizer, &self.settings)?;
         if text.tokens.len() > self.positions.most {

@@ -155,7 +155,7 @@ mod tests {
     fn rendered(companions: &[(&str, String)]) -> Option<String> {
         let template = Template::of(&vocabulary(companions)).unwrap()?;
         let hi = json!({"role": "user", "content": "hi"});
-        Some(template.compiled.render(&[hi], false).unwrap())
+        Some(template.compiled.render(&[hi], &json!(null), false).unwrap())
     }
 
     #[test]

@@ -102,11 +102,11 @@ impl Encoder<'_> {
             Record::Completion { prompt, completion } => {
                 Ok((Marked::completion(prompt, completion), false))
             }
-            Record::Messages(messages) => {
+            Record::Messages { messages, tools } => {
                 let Some(template) = self.template else {
                     return Err(Error::NoTemplate { path: path.to_owned(), line });
                 };
-                let marked = template.marked(messages);
+                let marked = template.marked(messages, tools);
                 marked.map(|marked| (marked, true)).map_err(|error| error.to_string())
             }
         })

@@ -47,16 +47,19 @@ impl Marked {
     /// # Errors
     /// As for [`Tokenizer::encode`].
     pub fn tokens(&self, tokenizer: &Tokenizer, adds: bool) -> Result<Sample> {
-        let is_in = |at: usize| self.learned.iter().any(|part| part.contains(&at));
         let ends_learned = self.learned.last().is_some_and(|last| last.end == self.text.len());
         let mut sample = Sample::default();
         let mut seen = false;
         for (token, bytes) in tokenizer.encode_with_offsets(&self.text, adds)? {
-            let is_learned = match bytes.is_empty() {
-                false => is_in(bytes.start),
-                true => seen && ends_learned && bytes.start == 0,
+            let is_learned = match bytes {
+                Some(bytes) => {
+                    seen = true;
+                    let at = self.learned.partition_point(|range| range.end <= bytes.start);
+                    let is_in = self.learned.get(at).is_some_and(|own| own.start <= bytes.start);
+                    is_in || ends_learned && bytes.start == self.text.len()
+                }
+                None => seen && ends_learned,
             };
-            seen |= !bytes.is_empty();
             sample.tokens.push(token);
             sample.learned.push(is_learned);
         }

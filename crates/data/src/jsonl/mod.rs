@@ -9,6 +9,7 @@
 //! - [`records`]: parses a line: a text, a prompt with its completion, or messages
 //! - [`lines`]: reads the lines of a file, and refuses or skips invalid lines
 //! - [`template`]: the chat template of a model's folder; `python_json`: its `tojson` filter
+//! - `turns`: the loss mask of a conversation
 //! - [`marked`]: a text with its loss mask, and its tokens
 //! - [`encode`]: encodes a file as samples
 //! - [`samples`]: samples as tokens, and their split into training and validation
@@ -24,6 +25,7 @@ pub mod records;
 pub mod rows;
 pub mod samples;
 pub mod template;
+mod turns;
 
 pub use batches::{NO_DOCUMENT, PackedBatch, RowBatches, Source};
 pub use encode::{Encoded, Encoder};

@@ -38,11 +38,18 @@ pub enum Record {
         /// The completion, which is in the loss.
         completion: String,
     },
-    /// Messages: objects with the strings `role` and `content`, and any other fields that the chat
-    /// template uses.
-    Messages(Vec<Value>),
+    /// A conversation.
+    Messages {
+        /// Objects with the strings `role` and `content`, and any other fields that the chat
+        /// template uses.
+        messages: Vec<Value>,
+        /// What the assistant may call, as a list of JSON schemas; null if the line has no tools.
+        tools: Value,
+    },
 }
 
+/// Field beside messages of what the assistant may call.
+const TOOLS: &str = "tools";
 /// Maximum number of messages in a conversation.
 const MESSAGES_MAX: usize = 10_000;
 
@@ -68,7 +75,10 @@ impl Record {
                 prompt: string(&keys, prompt)?,
                 completion: string(&keys, completion)?,
             }),
-            [false, false, true] => Ok(Self::Messages(conversation(&keys, messages)?)),
+            [false, false, true] => Ok(Self::Messages {
+                messages: conversation(&keys, messages)?,
+                tools: tools(&keys)?,
+            }),
             [false, false, false] => {
                 let found: Vec<&str> = keys.keys().map(String::as_str).take(8).collect();
                 let found = if found.is_empty() { vec!["nothing"] } else { found };
@@ -118,6 +128,19 @@ fn conversation(keys: &Map<String, Value>, name: &str) -> Result<Vec<Value>, Str
     Ok(messages.clone())
 }
 
+/// The list in the field [`TOOLS`], which some data have as a string. Null if there is none.
+fn tools(keys: &Map<String, Value>) -> Result<Value, String> {
+    let bad = || format!("field {TOOLS} must be a list of JSON schemas, or null");
+    let own = match keys.get(TOOLS) {
+        Some(Value::String(text)) => serde_json::from_str(text).map_err(|_| bad())?,
+        own => own.cloned().unwrap_or_default(),
+    };
+    match own {
+        Value::Null | Value::Array(_) => Ok(own),
+        _ => Err(bad()),
+    }
+}
+
 /// Whether the message's role is `assistant`.
 pub(super) fn is_assistants(message: &Value) -> bool {
     message.get("role").and_then(Value::as_str) == Some("assistant")
@@ -161,8 +184,15 @@ mod tests {
         );
         let messages = json!([{"role": "user", "content": "q"},
             {"role": "assistant", "content": "a", "tool_calls": []}]);
-        let expected = messages.as_array().unwrap().clone();
-        assert_eq!(read(json!({ "messages": messages })), Ok(Record::Messages(expected)));
+        let expected = |tools: Value| {
+            Ok(Record::Messages { messages: messages.as_array().unwrap().clone(), tools })
+        };
+        assert_eq!(read(json!({ "messages": messages })), expected(Value::Null));
+        let tools = json!([{"type": "function", "function": {"name": "f"}}]);
+        for given in [tools.clone(), tools.to_string().into()] {
+            let line = json!({ "messages": messages, "tools": given });
+            assert_eq!(read(line), expected(tools.clone()));
+        }
         let renamed = Fields { text: "body".into(), ..Fields::default() };
         let line = json!({"body": "b", "text": 3}).to_string();
         assert_eq!(Record::parse(&line, &renamed), Ok(Record::Text("b".into())));

@@ -4,14 +4,12 @@
 //! add tokens, such as one that begins a text. The text of a special token in a document is that
 //! token.
 
-use std::{
-    ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
+use tokenizers::PostProcessorWrapper;
 
-use super::{JSON_BYTES_MAX, VOCABULARY_MAX};
+use super::{JSON_BYTES_MAX, PlacedToken, VOCABULARY_MAX};
 use crate::{Error, Result};
 
 /// Special tokens that end a document, the likeliest first. They are used if nothing says which.
@@ -55,6 +53,10 @@ impl General {
         // A file may tell how its last user cut and padded texts. Documents are not cut.
         inner.with_truncation(None).map_err(|error| error.to_string())?;
         inner.with_padding(None);
+        if let Some(own) = inner.get_post_processor() {
+            let whole = untrimmed(own)?;
+            inner.with_post_processor(Some(whole));
+        }
         let all = inner.get_vocab(true);
         let vocabulary = all.values().max().map_or(0, |&largest| largest as usize + 1);
         if !(1..=VOCABULARY_MAX).contains(&vocabulary) {
@@ -89,7 +91,7 @@ impl General {
         Ok(tokens)
     }
 
-    pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<(u32, Range<usize>)>> {
+    pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<PlacedToken>> {
         let (mut all, mut from) = (Vec::new(), 0);
         for (number, part) in parts(text).enumerate() {
             let encoded = guarded(|| self.inner.encode(part, adds && number == 0));
@@ -97,8 +99,8 @@ impl General {
             let offsets = encoded.get_offsets().iter().zip(encoded.get_special_tokens_mask());
             let tokens = encoded.get_ids().iter().zip(offsets);
             all.extend(tokens.map(|(token, ((start, end), added))| match added {
-                0 => (*token, from + start..from + end),
-                _ => (*token, 0..0),
+                0 => (*token, Some(from + start..from + end)),
+                _ => (*token, None),
             }));
             from += part.len();
         }
@@ -109,6 +111,24 @@ impl General {
         guarded(|| self.inner.decode(tokens, leave_out_specials))
             .map_err(|reason| refused("decode tokens", reason))
     }
+}
+
+/// The post-processor without `trim_offsets`, by which a token's bytes would lack its spaces, and a
+/// token of spaces would have none.
+fn untrimmed(own: &PostProcessorWrapper) -> std::result::Result<PostProcessorWrapper, String> {
+    fn untrim(value: &mut Value) {
+        match value {
+            Value::Object(keys) => keys.iter_mut().for_each(|(key, own)| match key.as_str() {
+                "trim_offsets" => *own = false.into(),
+                _ => untrim(own),
+            }),
+            Value::Array(all) => all.iter_mut().for_each(untrim),
+            _ => {}
+        }
+    }
+    let mut value = serde_json::to_value(own).map_err(|error| error.to_string())?;
+    untrim(&mut value);
+    serde_json::from_value(value).map_err(|error| error.to_string())
 }
 
 fn refused(action: &'static str, reason: String) -> Error {

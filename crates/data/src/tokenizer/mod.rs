@@ -46,6 +46,9 @@ pub use words::TRAINING_BYTES_MAX;
 /// document are encoded as ordinary text.
 pub const END_OF_DOCUMENT: &str = "<|end|>";
 
+/// A token, and the bytes of the text that it encodes. `None`: a post-processor added it.
+pub type PlacedToken = (u32, Option<Range<usize>>);
+
 /// Minimum count of a pair to merge. A merge of a pair seen once would only memorize one place.
 const PAIR_COUNT_MIN: u64 = 2;
 
@@ -289,14 +292,13 @@ impl Tokenizer {
         Ok(tokens)
     }
 
-    /// Encodes a text as pairs of a token and the byte range of the text that it encodes.
+    /// Encodes a text as tokens, each with the bytes of the text that it encodes.
     ///
-    /// `adds`: whether the post-processor of a loaded tokenizer adds tokens. The byte range of an
-    /// added token is empty.
+    /// `adds`: whether the post-processor of a loaded tokenizer adds tokens.
     ///
     /// # Errors
     /// As for [`Tokenizer::encode`].
-    pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<(u32, Range<usize>)>> {
+    pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<PlacedToken>> {
         let inner = match &self.engine {
             Engine::Lossless(inner) => inner,
             Engine::General(general) => return general.encode_with_offsets(text, adds),
@@ -305,7 +307,9 @@ impl Tokenizer {
         for piece in pieces::pieces(text, pieces::PIECE_BYTES) {
             let encoding = inner.encode(piece, false).map_err(Error::tokenizer("encode a text"))?;
             let tokens = encoding.get_ids().iter().zip(encoding.get_offsets());
-            all.extend(tokens.map(|(token, (start, end))| (*token, from + start..from + end)));
+            all.extend(
+                tokens.map(|(token, (start, end))| (*token, Some(from + start..from + end))),
+            );
             from += piece.len();
         }
         Ok(all)
