@@ -1,9 +1,11 @@
 //! `gpipe init`: looks at data, and writes a configuration that trains on them at once.
 
+mod jsonl;
+
 use std::{
     ffi::OsStr,
     fmt, fs,
-    io::{BufRead, BufReader, Read},
+    io::Read,
     path::{Path, PathBuf},
 };
 
@@ -22,6 +24,7 @@ use crate::{
     setup,
     task::classification,
 };
+use jsonl::{Fields, fields};
 
 /// Maximum number of files and folders that are looked at, as for folders of images.
 const ENTRIES_MAX: usize = 1 << 24;
@@ -33,8 +36,6 @@ const PROBE_BYTES: u64 = 8 << 10;
 const DEPTH_MAX: usize = 16;
 /// Maximum number of JSONL files that a configuration names.
 const FILES_MAX: usize = 1000;
-/// Maximum length of a JSONL line that is looked at, in bytes.
-const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Least text to learn from.
 const TEXT_BYTES_MIN: u64 = 10_000;
 /// Below this, a text gets a small vocabulary: few words repeat.
@@ -42,10 +43,6 @@ const TEXT_BYTES_SMALL: u64 = 1 << 20;
 /// Names of folders of images to train on, and of those to validate on.
 const TRAIN: [&str; 2] = ["train", "training"];
 const VALIDATION: [&str; 4] = ["val", "valid", "validation", "test"];
-/// Names that fields of prompts and of completions have in published data, ours first.
-const PROMPTS: [&str; 5] = ["prompt", "instruction", "question", "input", "query"];
-const COMPLETIONS: [&str; 6] = ["completion", "output", "response", "answer", "target", "chosen"];
-
 /// What the data are.
 enum Found {
     Text { files: usize, bytes: u64, has_json: bool },
@@ -53,15 +50,6 @@ enum Found {
     Images { train: PathBuf, validation: Option<PathBuf>, classes: usize, images: usize },
     Pairs { languages: usize },
     Model,
-}
-
-/// What the first line of JSONL holds.
-#[derive(Clone, PartialEq, Eq)]
-enum Fields {
-    Text,
-    /// The names of the fields of a prompt and of its completion.
-    Prompt(String, String),
-    Messages,
 }
 
 /// Looks at the data, writes the configuration, and says what to run.
@@ -263,43 +251,6 @@ fn tell_unreadable(set: &ImageFolder) {
     }
 }
 
-/// What the first line of a JSONL file holds.
-fn fields(path: &Path) -> Result<Fields, CliError> {
-    let file = fs::File::open(path).map_err(io(path))?;
-    let mut line = String::new();
-    let mut lines = BufReader::new(file.take(LINE_BYTES_MAX)).lines();
-    while line.trim().is_empty() {
-        match lines.next() {
-            Some(next) => line = next.map_err(io(path))?,
-            None => return refused(path, "it has no line"),
-        }
-    }
-    let parsed: Result<serde_json::Map<String, serde_json::Value>, _> = serde_json::from_str(&line);
-    let object = match parsed {
-        Ok(object) => object,
-        Err(error) => return refused(path, &format!("line 1 is no JSON object: {error}")),
-    };
-    let is_text = |name: &&&str| object.get(**name).is_some_and(serde_json::Value::is_string);
-    let prompt = PROMPTS.iter().find(is_text).copied();
-    let completion = COMPLETIONS.iter().find(is_text).copied();
-    match (object.contains_key("messages"), prompt, completion) {
-        (true, ..) => Ok(Fields::Messages),
-        (_, Some(prompt), Some(completion)) => Ok(Fields::Prompt(prompt.into(), completion.into())),
-        _ if is_text(&&"text") => Ok(Fields::Text),
-        _ => {
-            let names: Vec<&str> = object.keys().map(String::as_str).collect();
-            refused(
-                path,
-                &format!(
-                    "line 1 has the fields {}, none of which is text, prompt and completion, or \
-                    messages: rename them, or write a configuration with [data.fields]",
-                    names.join(", ")
-                ),
-            )
-        }
-    }
-}
-
 /// Recipes with `{names}` in the place of what depends on the data.
 const TEXT: &str = include_str!("init/text.toml");
 const IMAGES: &str = include_str!("init/images.toml");
@@ -462,6 +413,8 @@ mod tests {
         Ok((text, config))
     }
 
+    const CHAT: &str = r#"{"messages": [{"role": "assistant", "content": "hi"}]}"#;
+
     #[test]
     fn oracle_each_kind_of_data_gets_its_configuration() {
         let long = "Some words. ".repeat(1000);
@@ -469,7 +422,7 @@ mod tests {
             (vec![("a.txt", &long[..])], "kind = \"transformer\""),
             (vec![("a.txt", &long[..]), ("b.json", "{}")], "json = \"skip\""),
             (vec![("a.jsonl", "{\"text\": \"x\"}\n"), ("b.txt", "few")], "kind = \"jsonl\""),
-            (vec![("a.jsonl", "{\"messages\": []}")], "--from MODEL_FOLDER\nseed"),
+            (vec![("a.jsonl", CHAT)], "--from MODEL_FOLDER\nseed"),
             (vec![("a.jsonl", "{\"instruction\": \"x\", \"output\": \"y\"}")], "\"instruction\""),
             (vec![("de.tsv", "Hallo\thello\n"), ("fr.tsv", "Salut\thello\n")], "\"parallel\""),
         ] {
@@ -478,6 +431,10 @@ mod tests {
         }
     }
 
+    /// Its prompt was the instruction alone, without the input that it is about.
+    const ALPACA: &str = r#"{"instruction": "Translate.", "input": "Hallo", "output": "Hello"}"#;
+    const BOTH: &str = r#"{"prompt": "a", "completion": "b", "text": "ab"}"#;
+
     #[test]
     fn fault_what_cannot_be_learned_from_is_refused() {
         for (files, expected) in [
@@ -485,6 +442,8 @@ mod tests {
             (vec![(".hidden", "x")], "nothing to learn from"),
             (vec![("a.jsonl", "[1]")], "no JSON object"),
             (vec![("a.jsonl", "{\"body\": \"x\"}")], "the fields body"),
+            (vec![("a.jsonl", ALPACA)], "has instruction and input beside output"),
+            (vec![("a.jsonl", BOTH)], "line 1: it has several of text, prompt with completion"),
         ] {
             let error = made(&files).map(|(text, _)| text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");

@@ -141,10 +141,11 @@ fn checkpoint_line(path: &Path, best: Option<u64>, json: bool) -> bool {
                 (progress.batches, progress.tokens, found.manifest().bytes());
             let best = best == Some(batches);
             if json {
+                let shown = path.display().to_string();
                 say!(
                     "{}",
                     json!({
-                        "path": path, "batches": batches, "tokens": tokens, "bytes": bytes,
+                        "path": shown, "batches": batches, "tokens": tokens, "bytes": bytes,
                         "complete": true, "best": best
                     })
                 );
@@ -165,11 +166,12 @@ fn weights_line(path: &Path, json: bool) -> bool {
         Ok(file) => {
             let (count, bytes) = (file.entries().len(), size(&file));
             if json {
+                let shown = path.display().to_string();
                 let complete = file.has_digests().then_some(true);
                 say!(
                     "{}",
                     json!({
-                        "path": path, "tensors": count, "bytes": bytes,
+                        "path": shown, "tensors": count, "bytes": bytes,
                         "digests": file.has_digests(), "complete": complete
                     })
                 );
@@ -185,10 +187,12 @@ fn weights_line(path: &Path, json: bool) -> bool {
 
 /// Prints the line of a damaged file or checkpoint. Returns false.
 fn damage(path: &Path, reason: &dyn Display, json: bool) -> bool {
-    let reason = reason.to_string();
+    let (shown, reason) = (path.display(), reason.to_string());
     match json {
-        true => say!("{}", json!({ "path": path, "complete": false, "reason": reason })),
-        false => say!("{}: DAMAGED: {reason}", path.display()),
+        true => {
+            say!("{}", json!({ "path": shown.to_string(), "complete": false, "reason": reason }))
+        }
+        false => say!("{shown}: DAMAGED: {reason}"),
     }
     false
 }

@@ -5,7 +5,7 @@
 
 use crate::common;
 
-use std::fs;
+use std::{ffi::OsStr, fs, os::unix::ffi::OsStrExt};
 
 use common::{Folder, TRAIN, bytes, process::Process, train};
 use gpipe_checkpoint::weights;
@@ -411,4 +411,16 @@ fn regression_init_takes_the_tokenizer_that_the_weights_were_trained_with() {
     {
         assert!(other(&format!("tuned-{i}"), &["--init", from]) == own, "{from}");
     }
+}
+
+/// A path that is not UTF-8 ended it with a panic.
+#[test]
+fn regression_inspect_shows_every_path_as_json() {
+    let folder = with_run();
+    let odd = OsStr::from_bytes(b"caf\xe9");
+    fs::rename(folder.path("run"), folder.path(".").join(odd)).unwrap();
+    let output = folder.command(&["inspect", "--json"]).arg(odd).output().unwrap();
+    assert!(output.status.success(), "{output:?}");
+    let all = json(&String::from_utf8(output.stdout).unwrap());
+    assert!(all.iter().all(|one| one["path"].as_str().unwrap().starts_with("caf\u{fffd}/")));
 }

@@ -1,9 +1,11 @@
 //! A model built like Llama, as its user trains it. `transparency_`: the same at every K;
-//! `fault_`: settings that do not fit.
+//! `fault_`: settings that do not fit; `regression_`: what went wrong once.
 
 use std::fs;
 
-use crate::common::Folder;
+use serde_json::{Value, json};
+
+use crate::common::{Folder, train};
 
 const CONFIG: &str = r#"
 [model]
@@ -110,4 +112,37 @@ fn fault_sizes_that_do_not_fit_are_refused() {
     refused("model.theta=0", "use a theta above 1");
     refused("model.eps=0", "eps is 0: use a small number above 0");
     refused("model.dropout=0.1", "dropout");
+}
+
+/// Weights of a folder fit a model of the same sizes, but the angles of its positions, its norms or
+/// its windows may be others. `--init` trained such a network without a word.
+#[test]
+fn regression_weights_of_another_llama_are_refused() {
+    let folder = folder();
+    folder.train(&["--out", "run", "--steps", "1"]);
+    folder.succeeds(&["export", "run", "--to", "hf"]);
+    let init = |out| train(out, &["--init", "hf/model.safetensors", "--steps", "1"]);
+    folder.succeeds(&init("same"));
+    let path = folder.path("hf/config.json");
+    let config: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+    for (keys, expected) in [
+        (json!({"rope_theta": 5e5}), "rope_theta is 500000, and model.theta is 10000"),
+        (json!({"rms_norm_eps": 1e-5}), "set model.eps = 0.00001"),
+        (json!({"num_attention_heads": 8, "head_dim": 3}), "set model.heads = 8"),
+        (json!({"sliding_window": 3}), "sliding_window is 3, and model.window is 5"),
+        (
+            json!({"rope_scaling": {"rope_type": "linear", "factor": 2.0}}),
+            "rope_scaling changes the positions",
+        ),
+        (json!({"attn_logit_softcapping": 50.0}), "attn_logit_softcapping"),
+    ] {
+        let mut other = config.clone();
+        other.as_object_mut().unwrap().remove("rope_parameters");
+        other.as_object_mut().unwrap().extend(keys.as_object().unwrap().clone());
+        fs::write(&path, other.to_string()).unwrap();
+        folder.refuses(&init("new"), &["hf/config.json: ", expected]);
+    }
+    fs::remove_file(&path).unwrap();
+    let told = String::from_utf8(folder.gpipe(&init("told")).stdout).unwrap();
+    assert!(told.contains("not checked") && told.contains("model.theta = 10000"), "{told}");
 }

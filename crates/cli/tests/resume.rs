@@ -346,6 +346,24 @@ fn regression_the_best_checkpoint_may_be_the_last() {
 }
 
 #[test]
+fn regression_the_best_checkpoint_is_kept_from_a_resume_on() {
+    // Nothing was kept until a loss was below one whose checkpoint had not been kept.
+    let folder = Folder::new();
+    folder.succeeds(&constant(
+        "run",
+        "4",
+        &["--set", "train.validate_every=2", "--set", "optimizer.lr=0.01"],
+    ));
+    folder.succeeds(&["train", "--resume", "run", "--steps", "16", "--set", "optimizer.lr=10"]);
+    let best = folder.path("run/checkpoints/best");
+    assert!(fs::read_link(&best).is_err() && !steps(&folder, "run").contains(&4));
+    let resume = ["train", "--resume", "run", "--steps", "20", "--keep-best"];
+    folder.succeeds(&[&resume[..], &["--set", "optimizer.lr=0.01"]].concat());
+    let kept = fs::read_link(best).unwrap();
+    assert!(folder.path("run/checkpoints").join(kept).is_dir());
+}
+
+#[test]
 fn regression_a_run_that_goes_on_has_no_weights_of_its_end() {
     // `eval` took those of the earlier end for the run's.
     let folder = Folder::new();
@@ -402,6 +420,10 @@ fn fault_settings_of_checkpoints_that_make_no_sense_are_refused() {
     refuses(&["--set", "checkpoint.every=0"], &["checkpoint", "every"]);
     refuses(&["--keep", "0"], &["--keep 0: keep at least 1"]);
     refuses(&["--keep-best"], &["--keep-best", "set train.validate_every"]);
+    refuses(
+        &["--set", "train.validation_tokens=0"],
+        &["train.validation_tokens", "a run validates when it ends"],
+    );
     refuses(&["--on-nan", "ignore"], &["--on-nan", "is not one of stop, skip"]);
 }
 

@@ -42,6 +42,10 @@ impl Config {
             Data::Jsonl(data) => self.check_jsonl(data)?,
             _ => {}
         }
+        if matches!(self.data, Data::Text(_) | Data::Jsonl(_)) && train.validation_tokens < 2 {
+            let reason = "use at least 2: a run validates when it ends";
+            return refuse("train.validation_tokens", train.validation_tokens, reason);
+        }
         if !(0.0..1.0).contains(&train.label_smoothing) {
             let value = train.label_smoothing;
             return refuse("train.label_smoothing", value, "use at least 0 and less than 1");

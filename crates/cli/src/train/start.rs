@@ -131,6 +131,7 @@ impl Start {
         tell_skipped(&newest.skipped);
         if let Some(checkpoint) = newest.found {
             let best = compare(&checkpoint, &config)?;
+            let best = kept(best, &config, &path.join(CHECKPOINTS));
             return Ok(Self { checkpoint: Some(checkpoint), best, ..Self::new(config, out) });
         }
         let shown = path.display();
@@ -178,6 +179,7 @@ impl Start {
         };
         let is_own = in_run && out.canonicalize().is_ok_and(|out| out == run);
         if !is_own {
+            let best = kept(best, &config, &out.join(CHECKPOINTS));
             let metrics = Some(run.join(METRICS)).filter(|path| in_run && path.is_file());
             let start = Self::new(config, RunLock::other_run(&out)?);
             let checkpoint = Some(checkpoint);
@@ -197,8 +199,16 @@ impl Start {
                 checkpoint.folder().display()
             )));
         }
+        let best = kept(best, &config, &own_checkpoints);
         Ok(Self { checkpoint: Some(checkpoint), best, ..Self::new(config, claim) })
     }
+}
+
+/// The best validation that later ones have to surpass. If the run keeps the best checkpoint, one
+/// that is not in its folder does not count: otherwise none might ever be kept.
+fn kept(best: Option<Best>, config: &Config, checkpoints: &Path) -> Option<Best> {
+    let is_there = |best: &Best| checkpoints.join(folder::name(best.batches)).is_dir();
+    best.filter(|best| !config.checkpoint.keep_best || is_there(best))
 }
 
 fn configuration(arguments: &TrainArguments) -> Result<Config, CliError> {
