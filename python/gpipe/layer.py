@@ -143,6 +143,8 @@ class Layer:
         self.buffers: list[Buffer] = []
         self.find_buffers({id(own["value"]) for own in self.parameters})
         self.pairs = list(zip(self.module.modules(), module.modules()))
+        self.inplace = [own for own, original in self.pairs
+                        if getattr(original, "inplace", False) is True]
 
     @property
     def has_skips(self) -> bool:
@@ -244,6 +246,8 @@ class Layer:
             self.note_changes(parameters)
             if torch.is_grad_enabled() and not self.pops:
                 self.check_leaves(outputs, inputs)
+            if self.inplace and not self.has_skips:
+                self.check_inplace(inputs)
             return outputs
         except BaseException:
             self.is_unchecked = True
@@ -269,6 +273,41 @@ class Layer:
                 f"{list(foreign.shape)} that is not registered in it (in a list, a closure, or "
                 f"another module's), and would get no gradient: register it, such as by "
                 f"self.weight = other.weight")
+
+    def check_inplace(self, inputs: tuple) -> None:
+        """Refuses a module whose output depends on what an activation changes in place, such as one
+        that calls `self.relu(x)` and goes on with `x`: activations run out of place here."""
+        modes = [(own, own.training) for own in self.module.modules()]
+
+        def outputs(inplace: bool) -> list[torch.Tensor]:
+            for own in self.inplace:
+                own.inplace = inplace
+            given = [own.clone() for own in inputs]
+            value = given[0] if self.takes.is_tensor else self.takes.fill(given)
+            return Structure.of(self.module(value))[1]
+
+        def are_equal(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
+            return all(map(_are_equal, some, others))
+
+        try:
+            # Without dropout, and without new statistics.
+            for own, _ in modes:
+                own.training = False
+            with torch.no_grad():
+                apart = outputs(False)
+                # A layer that draws random numbers differs from itself.
+                differs = not are_equal(apart, outputs(True)) and are_equal(apart, outputs(False))
+        finally:
+            for own, mode in modes:
+                own.training = mode
+            for own in self.inplace:
+                own.inplace = False
+        if differs:
+            raise SettingError(
+                f"layer '{self.name}': its output depends on what {type(self.inplace[0]).__name__} "
+                f"(inplace=True) changes in place, and a pipeline runs activations out of place: "
+                f"use what the activation returns, as in x = self.relu(x), or set inplace=False if "
+                f"no change was meant")
 
     def attributes(self) -> dict[str, Any]:
         """What the modules keep in Python: numbers and strings, by name."""
@@ -572,7 +611,7 @@ def structure_of(module: nn.Module, name: str) -> nn.Module:
             f"a copy of each module's structure. Give the module a __deepcopy__, or make what "
             f"cannot be copied in its forward") from error
     for own in made.modules():
-        # Layers must not change their input. The result is the same.
+        # Layers must not change their input. See `Layer.check_inplace`.
         if getattr(own, "inplace", False) is True:
             own.inplace = False
     return made

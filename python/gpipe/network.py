@@ -87,6 +87,16 @@ class Network:
             for own, original in layer.pairs:
                 own.training = training and original.training
 
+    def modes(self) -> list[bool]:
+        """Whether each part of each layer is in training mode."""
+        return [own.training for layer in self.layers for own, _ in layer.pairs]
+
+    def set_modes(self, modes: list[bool]) -> None:
+        """Gives the layers the modes that `modes` found."""
+        parts = [own for layer in self.layers for own, _ in layer.pairs]
+        for own, training in zip(parts, modes):
+            own.training = training
+
     def check_plain(self) -> None:
         """Refuses values between layers that are neither tensors nor tuples of tensors."""
         for layer in self.layers:
@@ -341,7 +351,10 @@ class Tensors(list[ModuleTensor]):
             for name, gradient in gradients:
                 tensor = by_name[name]
                 gradient = gradient.to(tensor.device, tensor.dtype)
-                tensor.grad = gradient if tensor.grad is None else tensor.grad + gradient
+                if tensor.grad is None:
+                    tensor.grad = gradient
+                else:
+                    tensor.grad.add_(gradient)
 
 
 def samples_of(tensors: list[torch.Tensor]) -> int:

@@ -88,6 +88,7 @@ class Mapped:
         self.names_by_id = names
         self._read_groups()
         self.check_trained(trained)
+        self.sent = self.names
         self.rule = self._rule()
         self.rates = self.current()
 
@@ -160,7 +161,6 @@ class Mapped:
 
     def changed(self) -> tuple[float, list | None]:
         """The rate of the next step, and the groups if they have changed."""
-        before_names = self.names
         self._read_groups()
         rule, now = self._rule(), self.current()
         if rule != self.rule:
@@ -172,9 +172,10 @@ class Mapped:
             abs(a[0] - b[0]) <= 1e-12 * abs(b[0]) and a[1] == b[1]
             for a, b in zip(now.groups, self.rates.groups))
         before, self.rates = self.rates, now
-        if close and self.names == before_names:
+        if close and self.names == self.sent:
             self.rates.groups = before.groups
             return now.lr, None
+        self.sent = self.names
         return now.lr, self.groups()
 
     def saved(self) -> list[dict[str, float]]:

@@ -25,6 +25,7 @@ from .optimizer import Mapped
 from .planning import Plan, Profile
 from .processes import gather, started
 from .report import Evaluation, StepReport
+from .sequence import Sequence as Parts
 
 
 @atexit.register
@@ -102,6 +103,9 @@ class Pipeline:
             several.
         links: how values pass between processes: "gloo", through the memory of the CPU, or "nccl",
             from GPU to GPU. With "nccl" each process has one stage, on a GPU.
+        input_gradients: whether `pipe(x)` can give gradients of x from the first call on. They cost
+            a product in the first layer. By default they begin with the first x that requires
+            gradients, for which no earlier call may wait for its backward.
 
     Raises:
         SettingError: a setting, module, loss or optimizer does not fit; the message has the remedy.
@@ -134,6 +138,7 @@ class Pipeline:
         timeout: float = 300.0,
         processes: bool | None = None,
         links: str = "gloo",
+        input_gradients: bool = False,
         _plain_outputs: bool = False,
         _norms_follow_micro_batches: bool = False,
     ):
@@ -170,7 +175,7 @@ class Pipeline:
         if loss is not None:
             self._loss = OnStages(loss, network.gives, network.outputs, network.samples,
                                   micro_batch)
-        self._gives_input_gradients = False
+        self._gives_input_gradients = input_gradients
         self._keeps_gradients = keep_gradients
         self._on_cpu = set(placed) == {"cpu"}
         self._is_behind = False  # whether the module waits for `sync`
@@ -197,14 +202,20 @@ class Pipeline:
             "groups": self._mapped.groups() if self._mapped else [],
             "average": average,
             "keep_gradients": keep_gradients,
+            "input_gradients": input_gradients,
             "open_forwards": open_forwards,
             "norms_follow_micro_batches": _norms_follow_micro_batches,
             "loss": self._loss and (self._loss.sum, self._loss.count),
         }
         self._engine = _gpipe.Engine(settings, in_processes, links)
         self._rank, self._size = self._engine.processes
+        self._steps = 0
+        # Whether copies on the stages have newer running statistics than the module.
+        self._has_newer_statistics = False
         network.tensors.remember()
-        self._hook = model.register_state_dict_pre_hook(_Syncs(self))
+        # A sequence's state is its model's.
+        owner = model.model if isinstance(model, Parts) else model
+        self._hook = owner.register_state_dict_pre_hook(_Syncs(self))
         updates.opened.add(self)
 
     # Training.
@@ -227,6 +238,7 @@ class Pipeline:
         if groups is not None:
             self._engine.regroup(groups)
         report = StepReport.of(self._engine.train_step(tensors, targets, lr))
+        self._steps = report.step
         self._count_updates()
         stale = any(own.is_stale for own in self._network.tensors)
         if stale and self._on_cpu and self._size == 1:
@@ -273,7 +285,7 @@ class Pipeline:
                 self._engine.set_input_gradients(True)
                 self._gives_input_gradients = True
             parameters = [own for own in self._network.tensors if not own.is_buffer]
-            outputs = autograd.run(self._engine, parameters, tensors)
+            outputs = autograd.run(self._engine, self._network, self._lock, parameters, tensors)
         elif self._network.is_training():
             outputs, _ = self._engine.forward(tensors)
         else:
@@ -345,6 +357,7 @@ class Pipeline:
         except CheckpointError as error:
             raise CheckpointError(f"checkpoint {found} does not fit: {error}") from None
         self._engine.restore(os.fspath(found))
+        self._steps = self._engine.steps
         self._count_updates()
         if buffers is not None:
             self._network.tensors.set_buffers(buffers)
@@ -387,7 +400,7 @@ class Pipeline:
     def steps(self) -> int:
         """Number of updates so far."""
         self._needs()
-        return self._engine.steps
+        return self._steps
 
     @property
     def balance(self) -> list[int]:
@@ -516,13 +529,16 @@ class Pipeline:
             tensors.write(gather(self._engine, dict(self._engine.parameters("*"))))
         elif any(own.is_stale for own in tensors):
             tensors.write(dict(self._engine.parameters("*")))
-        self._is_behind = False
+        self._is_behind = self._has_newer_statistics = False
 
     def _finish(self) -> None:
         """Brings the module up to date with what a call has changed."""
+        tensors = self._network.tensors
         if self._network.is_training():
             self._sync_counters()
-        self._network.tensors.remember()
+            self._has_newer_statistics |= self._size == 1 and any(
+                own.is_stale and own.is_buffer for own in tensors)
+        tensors.remember()
 
     def _sync_counters(self) -> None:
         """Brings the counters of batch norms up to date, which the engine keeps as floats."""
@@ -539,7 +555,8 @@ class _Syncs:
 
     def __call__(self, *_: Any) -> None:
         pipe = self.reference and self.reference()
-        if pipe is not None and pipe._engine is not None and pipe._is_behind:
+        if pipe is not None and pipe._engine is not None and (
+                pipe._is_behind or pipe._has_newer_statistics):
             pipe.sync()
 
     def __reduce__(self):

@@ -37,8 +37,9 @@ def _keyed_dropout(input, p=0.5, training=True, inplace=False):
         return _dropout(input, p, training, inplace)
     if p >= 1.0 or input.dim() == 0 or not _gpipe.keeps_samples(input.size(0)):
         # Its first axis is not the samples': keyed by micro-batch.
-        return _dropout(input, p, training, False)
-    return _gpipe.dropout(input, p)
+        return _dropout(input, p, training, inplace)
+    dropped = _gpipe.dropout(input, p)
+    return input.copy_(dropped) if inplace else dropped
 
 
 @functools.wraps(_attention)

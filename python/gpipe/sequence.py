@@ -76,7 +76,8 @@ def sequence(model: nn.Module, parts: Iterable[Part]) -> Sequence:
                                f"module); a function goes into a module of your own")
         elif part.endswith(".*"):
             parent = _module(model, part[:-2])
-            children = list(parent.named_children())
+            # `named_children` would leave out a module's second use.
+            children = [(name, own) for name, own in parent._modules.items() if own is not None]
             if not children:
                 raise SettingError(f"'{part}': {type(parent).__name__} has no children")
             layers.extend((f"{part[:-2]}.{name}", child) for name, child in children)

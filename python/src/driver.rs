@@ -17,7 +17,7 @@ use pyo3::{
     prelude::*,
 };
 
-use crate::{failure::raised, running};
+use crate::{failure::raised, gil, running};
 
 /// How often a waiting call looks for signals.
 const SIGNALS_EVERY: Duration = Duration::from_millis(50);
@@ -61,6 +61,8 @@ pub(crate) struct Driver {
     jobs: ManuallyDrop<SyncSender<Job>>,
     thread: ManuallyDrop<JoinHandle<()>>,
     interrupt: Interrupt,
+    /// The pipeline's [`Failure::id`].
+    id: usize,
     /// The process that has the thread. A fork of it has not.
     process: u32,
 }
@@ -70,6 +72,7 @@ impl Driver {
     pub(crate) fn start(
         py: Python<'_>,
         interrupt: Interrupt,
+        id: usize,
         build: impl FnOnce() -> Result<Pipeline> + Send + 'static,
     ) -> PyResult<Result<Self>> {
         let (jobs, queue) = mpsc::sync_channel::<Job>(CALLS_MAX);
@@ -86,7 +89,7 @@ impl Driver {
             }
         })?;
         let (jobs, thread) = (ManuallyDrop::new(jobs), ManuallyDrop::new(thread));
-        let driver = Self { jobs, thread, interrupt, process: std::process::id() };
+        let driver = Self { jobs, thread, interrupt, id, process: std::process::id() };
         let built = driver.wait(py, result)?;
         Ok(built.map(|()| driver))
     }
@@ -96,7 +99,8 @@ impl Driver {
         self.process == std::process::id()
     }
 
-    /// Refuses a caller for whom nothing would ever answer: a fork, or a layer.
+    /// Refuses a caller for whom nothing would ever answer: a fork, a layer, or what else of Python
+    /// the pipeline itself runs.
     pub(crate) fn check_caller(&self, py: Python<'_>) -> PyResult<()> {
         if !self.is_here() {
             let text = "this process is a fork of the one that made the pipeline, and has none of \
@@ -105,6 +109,11 @@ impl Driver {
         }
         if running::in_layer() {
             let text = "a layer calls a pipeline, which would wait for itself";
+            return Err(raised(py, "SettingError", text));
+        }
+        if gil::owner() == self.id {
+            let text = "the loss or a hook calls its own pipeline, which would wait for itself: \
+                compute with the module, or call the pipeline between steps";
             return Err(raised(py, "SettingError", text));
         }
         Ok(())

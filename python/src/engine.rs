@@ -74,7 +74,8 @@ impl Engine {
             prepared.builder = prepared.builder.processes(transport).links(links);
         }
         let builder = prepared.builder.clone();
-        let built = Driver::start(py, interrupt, move || Prepared::build(prepared))?;
+        let id = failure.id();
+        let built = Driver::start(py, interrupt, id, move || Prepared::build(prepared))?;
         match built {
             Ok(driver) => Ok(Self { driver: Arc::new(driver), failure, cluster, builder }),
             Err(error) => Err(exception(py, &error, &failure)),
@@ -265,7 +266,10 @@ impl Engine {
 
     fn set_input_gradients(&self, py: Python<'_>, wanted: bool) -> PyResult<()> {
         self.with(py, move |owned| {
-            owned.needs_no_forwards("give inputs that require gradients for the first time")?;
+            owned.needs_no_forwards(
+                "give inputs that require gradients for the first time, or make the pipeline with \
+                input_gradients=True",
+            )?;
             owned.pipeline.set_input_gradients(wanted)
         })
     }
@@ -333,7 +337,7 @@ impl Engine {
     ) -> PyResult<String> {
         let (builder, batch) = (self.builder.clone(), (arguments(inputs), arguments(targets)));
         let job = planning::Measurement { builder, batch, micro_batches, schedules, steps };
-        self.with(py, move |_| job.run())
+        self.with(py, move |owned| job.run(owned.pipeline.parameters()?))
     }
 
     /// The bytes that each process gives, of all processes.

@@ -31,6 +31,11 @@ pub(crate) enum Raised {
 }
 
 impl Failure {
+    /// A number that no other pipeline has while this one lives.
+    pub(crate) fn id(&self) -> usize {
+        Arc::as_ptr(&self.0) as usize
+    }
+
     /// Keeps `exception`. Returns it as an error of the engine.
     pub(crate) fn keep(&self, py: Python<'_>, from: Raised, exception: PyErr) -> LayerError {
         if let Some(refusal) = gpipe_bridge::memory::take_refusal() {

@@ -4,8 +4,17 @@ use std::cell::Cell;
 
 use pyo3::prelude::*;
 
+use crate::failure::Failure;
+
 thread_local! {
     static ATTACHED: Cell<bool> = const { Cell::new(false) };
+    /// The pipeline that the thread belongs to, by its [`Failure`]; 0 if to none.
+    static OWNER: Cell<usize> = const { Cell::new(0) };
+}
+
+/// The pipeline that this thread belongs to, by [`Failure::id`]; 0 if to none.
+pub(crate) fn owner() -> usize {
+    OWNER.get()
 }
 
 /// Gives this thread a state in the interpreter that lasts as long as the thread. Without it every
@@ -23,8 +32,10 @@ fn attach() {
     }
 }
 
-/// Calls `work` with the interpreter's lock, on a thread of a pipeline.
-pub(crate) fn with<T>(work: impl FnOnce(Python<'_>) -> T) -> T {
+/// Calls `work` with the interpreter's lock, on a thread of the pipeline whose failures those are.
+pub(crate) fn with<T>(failure: &Failure, work: impl FnOnce(Python<'_>) -> T) -> T {
     attach();
+    // Such a thread serves one pipeline for as long as it lives.
+    OWNER.set(failure.id());
     Python::with_gil(work)
 }

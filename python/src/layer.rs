@@ -127,7 +127,7 @@ impl PyLayer {
         if let Some((_, found)) = known().iter().find(is_of) {
             return Ok(found.clone());
         }
-        let found = gil::with(|py| {
+        let found = gil::with(&self.failure, |py| {
             let ask = || -> PyResult<Inferred> {
                 let of = |specs: &[TensorSpec]| -> PyResult<Vec<_>> {
                     specs.iter().map(py_spec).collect()
@@ -178,7 +178,7 @@ impl Layer for PyLayer {
         let parameters = (0..self.parameters.len())
             .map(|index| Ok(ctx.parameter(index)?.shallow_clone()))
             .collect::<Result<Vec<_>, LayerError>>()?;
-        gil::with(|py| {
+        gil::with(&self.failure, |py| {
             drop(PyErr::take(py)); // an exception of a backward that nobody took
             let run = || -> PyResult<Vec<Tensor>> {
                 let parameters: Bound<'_, PyTuple> = tuple(py, parameters)?;
@@ -198,7 +198,7 @@ impl Layer for PyLayer {
 
     fn failed(&self, error: &LayerError) {
         // PyTorch leaves the exception of a backward on the thread that ran it.
-        gil::with(|py| self.failure.keep_pending(py, self.from(), error));
+        gil::with(&self.failure, |py| self.failure.keep_pending(py, self.from(), error));
     }
 
     /// Nanoseconds. Cuts only compare layers, so any unit serves.

@@ -34,7 +34,7 @@ impl Loss for PyLoss {
         outputs: &[Tensor],
         targets: &[Tensor],
     ) -> Result<Tensor, LayerError> {
-        gil::with(|py| {
+        gil::with(&self.failure, |py| {
             drop(PyErr::take(py));
             let run = || -> PyResult<Tensor> {
                 let of = |all: &[Tensor]| tuple(py, all.iter().map(Tensor::shallow_clone));
@@ -46,7 +46,7 @@ impl Loss for PyLoss {
     }
 
     fn count(&self, _: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
-        gil::with(|py| {
+        gil::with(&self.failure, |py| {
             let run = || -> PyResult<f64> {
                 let targets = tuple(py, targets.iter().map(Tensor::shallow_clone))?;
                 self.count.bind(py).call1((targets,))?.extract()

@@ -14,6 +14,7 @@ use gpipe_checkpoint::{
 use gpipe_core::partition::by_cost;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 use pyo3_tch::PyTensor;
+use tch::Tensor;
 
 use crate::{convert::named, failure::raised};
 
@@ -27,8 +28,8 @@ pub(crate) struct Measurement {
 }
 
 impl Measurement {
-    /// Measures, and returns the profile as JSON.
-    pub(crate) fn run(self) -> Result<String> {
+    /// Measures trainings that start with these parameters, and returns the profile as JSON.
+    pub(crate) fn run(self, values: Vec<(String, Tensor)>) -> Result<String> {
         let schedules: Vec<Schedule> = self
             .schedules
             .iter()
@@ -41,6 +42,7 @@ impl Measurement {
             passes: 1,
             batches: &[self.batch],
             machine: "this machine",
+            values: &values,
         };
         profile(&settings, || Ok(self.builder.clone()), |_| (), Ok)?.to_json()
     }

@@ -38,6 +38,7 @@ pub(crate) struct Settings {
     groups: Vec<(Vec<String>, f64, f64)>,
     average: Option<f64>,
     keep_gradients: bool,
+    input_gradients: bool,
     open_forwards: usize,
     norms_follow_micro_batches: bool,
     loss: Option<(Py<PyAny>, Py<PyAny>)>,
@@ -156,6 +157,9 @@ impl Settings {
         }
         if self.norms_follow_micro_batches {
             builder = builder.norms_follow(NormsFollow::MicroBatches);
+        }
+        if self.input_gradients {
+            builder = builder.input_gradients();
         }
         if self.keep_gradients {
             builder = builder.keep_gradients();

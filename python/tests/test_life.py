@@ -462,3 +462,61 @@ def test_a_fork_reads_the_models_state():
         if child == 0:
             os._exit(0 if own.state_dict().keys() == values(own).keys() else 1)
         assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("where", ["sum", "count", "backward"])
+def test_regression_a_loss_that_calls_its_pipeline_is_an_error(where):
+    """It waited for itself: for ever where the loss counts, and for the timeout elsewhere."""
+    calls = []
+    x, y = batch()
+
+    def ask(at):
+        if at == where and calls:
+            calls[0].predict(x)
+
+    class Asks(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            ask("backward")
+            return grad
+
+    class Layer(nn.Module):
+        def forward(self, x):
+            return Asks.apply(x)
+
+    def summed(output, target):
+        ask("sum")
+        return ((output - target) ** 2).sum()
+
+    def count(target):
+        ask("count")
+        return target.numel()
+
+    own = nn.Sequential(nn.Linear(6, 6), Layer(), nn.Linear(6, 3))
+    with pipeline(own, loss=gpipe.Loss(sum=summed, count=count)) as pipe:
+        calls.append(pipe)
+        with pytest.raises(gpipe.errors.SettingError, match="would wait for itself"):
+            pipe.train_step(x, y)
+        calls.clear()
+        assert pipe.train_step(x, y).step == 1
+
+
+def test_a_loss_may_count_updates_and_ask_another_pipeline():
+    """As a warm-up of one of its terms does, and a teacher."""
+    seen = []
+    x, y = batch()
+    with pipeline(model()) as teacher:
+        def loss(output, target):
+            seen.append(pipe.steps)
+            wanted = teacher.predict(x[:target.size(0)])
+            return ((output - wanted) ** 2).sum(), target.numel()
+
+        with pipeline(model(seed=1), loss=loss) as pipe:
+            for _ in range(3):
+                pipe.train_step(x, y)
+            assert pipe.steps == 3
+    assert sorted(set(seen)) == [0, 1, 2]

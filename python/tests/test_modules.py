@@ -548,3 +548,82 @@ def test_constants_between_layers_may_be_arrays_and_nan():
     x = batch()[0]
     with gpipe.Pipeline(own, x, stages=3, micro_batches=2) as pipe:
         torch.testing.assert_close(pipe(x), own(x))
+
+
+def test_regression_a_module_that_is_used_twice_is_two_parts():
+    """`layers.*` left out its further uses, so that another network was trained."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layers = nn.ModuleList([nn.Linear(6, 6)] * 3)
+
+        def forward(self, x):
+            for own in self.layers:
+                x = own(x)
+            return x
+
+    net = Net()
+    parts = gpipe.sequence(net, ["layers.*"])
+    x, _ = batch()
+    assert len(parts.layers) == 3
+    with gpipe.Pipeline(parts, x, stages=2) as pipe:
+        assert torch.equal(pipe.predict(x), net(x))
+
+
+class Returns(nn.Module):
+    """Uses what an in-place activation returns."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.relu = nn.Linear(6, 6), nn.ReLU(inplace=True)
+
+    def forward(self, x):
+        return self.relu(self.linear(x)) + x
+
+
+class Changes(Returns):
+    """Goes on with what the activation has changed."""
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        self.relu(hidden)
+        return hidden
+
+
+class Dropped(Returns):
+    def forward(self, x):
+        hidden = self.linear(x)
+        nn.functional.dropout(hidden, 0.5, self.training, inplace=True)
+        return hidden
+
+
+def test_regression_a_layer_that_depends_on_a_change_in_place_is_refused():
+    """Activations run out of place, so that the ReLU was lost in silence."""
+    x, _ = batch()
+    own = nn.Sequential(Returns(), nn.Linear(6, 3))
+    with gpipe.Pipeline(own, x, stages=2) as pipe:
+        assert torch.equal(pipe.predict(x), own(x))
+    with gpipe.Pipeline(nn.Sequential(Changes(), nn.Linear(6, 3)), x, stages=2) as pipe:
+        with pytest.raises(gpipe.errors.SettingError, match="depends on what ReLU"):
+            pipe.predict(x)
+
+
+def test_regression_dropout_in_place_drops():
+    x, y = batch()
+    own = nn.Sequential(Dropped())
+    with gpipe.Pipeline(own, x, micro_batches=2) as pipe:
+        dropped = pipe(x)
+        zeros = (dropped == 0).float().mean()
+        assert 0.2 < zeros < 0.8
+        dropped.sum().backward()
+    assert own[0].linear.weight.grad.isfinite().all()
+
+
+def test_regression_a_profile_has_the_modules_values():
+    """It trained with zeros, of which a norm's quotient is no number."""
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(6, 6)), nn.Linear(6, 3))
+    with pipeline(own, micro_batches=2) as pipe:
+        before = values(own)
+        assert pipe.profile(*batch(), micro_batches=[2], schedules=["1f1b"], steps=2) is not None
+        assert_same(values(own), before)

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from common import batch, pipeline, smooth, values
+from common import batch, model, pipeline, smooth, values
 from torch import nn, optim
 
 import gpipe
@@ -353,3 +353,56 @@ def test_a_group_is_added_later():
         ours.state[own[4].weight] = {"momentum_buffer": torch.zeros_like(own[4].weight)}
         with pytest.raises(gpipe.errors.SettingError, match="has made steps already"):
             pipe.train_step(x, y)
+
+
+def test_regression_a_member_that_is_unfrozen_has_its_groups_rate():
+    """The engine was not told of new members of a group that were unfrozen for the same step."""
+    def trained(own, step):
+        own[0].requires_grad_(False)
+        groups = [{"params": list(own[1].parameters()), "lr": 1e-4},
+                  {"params": list(own[2].parameters()), "lr": 1e-1}]
+        optimizer = torch.optim.SGD(groups)
+        step = step(own, optimizer)
+        step()
+        own[0].requires_grad_(True)
+        optimizer.param_groups[0]["params"] += list(own[0].parameters())
+        step()
+        return values(own)
+
+    def net():
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)).double()
+
+    x, y = batch(dtype=torch.float64)
+
+    def plain(own, optimizer):
+        def step():
+            optimizer.zero_grad()
+            nn.functional.mse_loss(own(x), y).backward()
+            optimizer.step()
+        return step
+
+    def piped(own, optimizer):
+        pipe = gpipe.Pipeline(own, x, stages=2, loss=nn.MSELoss(), optimizer=optimizer)
+        return lambda: pipe.train_step(x, y)
+
+    wanted, found = trained(net(), plain), trained(net(), piped)
+    for name in wanted:
+        # float64, and sums in another order.
+        torch.testing.assert_close(found[name], wanted[name], rtol=1e-10, atol=1e-12)
+
+
+def test_regression_accumulate_adds_into_the_gradients_memory():
+    """It put other tensors there, so that a flat buffer of all gradients stayed as it was."""
+    own = model()
+    flat = torch.zeros(sum(parameter.numel() for parameter in own.parameters()))
+    at = 0
+    for parameter in own.parameters():
+        parameter.grad = flat[at:at + parameter.numel()].view_as(parameter)
+        at += parameter.numel()
+    with pipeline(own, optimizer=None) as pipe:
+        pipe.accumulate(*batch())
+        assert flat.abs().sum() > 0
+        once = flat.clone()
+        pipe.accumulate(*batch())
+        assert not torch.equal(flat, once)

@@ -159,3 +159,64 @@ def test_regression_noise_that_is_drawn_after_it_is_saved_is_computed_again():
     whatever was in that memory."""
     own = nn.Sequential(nn.Linear(6, 6), nn.RReLU(), nn.Linear(6, 3))
     gpipe.verify(own, batch()[0], [1, 2], remats=["never", "always"])
+
+
+@pytest.mark.parametrize("between", ["predict", "eval"])
+def test_regression_a_backward_recomputes_in_the_modes_of_its_forward(between):
+    """It took those of the last call: dropout was off, and gradients were wrong in silence."""
+    def gradients(remat, between):
+        torch.manual_seed(0)
+        own = nn.Sequential(nn.Linear(6, 6), nn.Dropout(0.5), nn.BatchNorm1d(6), nn.Linear(6, 3))
+        x, y = batch()
+        with gpipe.Pipeline(own, x, stages=2, micro_batches=2, remat=remat) as pipe:
+            out = pipe(x)
+            if between == "predict":
+                pipe.predict(x)
+            elif between == "eval":
+                own.eval()
+                with torch.no_grad():
+                    pipe(x)
+            ((out - y) ** 2).sum().backward()
+        return [parameter.grad for parameter in own.parameters()]
+
+    wanted = gradients("never", None)
+    for remat in ("never", "always"):
+        for found, one in zip(gradients(remat, between), wanted):
+            assert torch.equal(found, one)
+
+
+def test_regression_a_buffer_that_changes_before_the_backward_is_an_error():
+    """The recomputation took the new value."""
+    class Scale(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("t", torch.ones(1))
+
+        def forward(self, x):
+            return x * self.t
+
+    own = nn.Sequential(nn.Linear(6, 6), Scale(), nn.Linear(6, 3))
+    x, _ = batch()
+    with gpipe.Pipeline(own, x, micro_batches=2) as pipe:
+        out = pipe(x)
+        own[1].t.mul_(0.5)
+        with pytest.raises(RuntimeError, match="buffer '1.t' has changed since the forward"):
+            out.sum().backward()
+        pipe(x).sum().backward()
+
+
+def test_outputs_may_go_through_the_pipeline_again():
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 6))
+    x, _ = batch()
+    own(own(x)).sum().backward()
+    wanted = [parameter.grad.clone() for parameter in own.parameters()]
+    own.zero_grad()
+    with gpipe.Pipeline(own, x, stages=2, micro_batches=2, input_gradients=True) as pipe:
+        pipe(pipe(x)).sum().backward()
+    for parameter, one in zip(own.parameters(), wanted):
+        torch.testing.assert_close(parameter.grad, one)  # sums in another order
+    with gpipe.Pipeline(own, x, stages=2, micro_batches=2) as pipe:
+        out = pipe(x)
+        with pytest.raises(gpipe.errors.SettingError, match="input_gradients=True"):
+            pipe(out)

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -59,3 +60,48 @@ def test_a_gpu_that_is_not_there_is_named():
               "gpipe.Pipeline(nn.Sequential(nn.Linear(2, 2)), ones(4, 2), devices=['cuda:2'])")
     ran = run("-c", script)
     assert ran.returncode and "PyTorch sees 2 GPUs here" in ran.stderr
+
+
+def test_regression_a_state_that_is_read_is_the_stages():
+    """That of a `gpipe.sequence` was the state before the step, and running statistics were those
+    before an accumulation."""
+    script = """
+        import gpipe
+        import torch
+        from torch import nn
+
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.norm = nn.Linear(6, 6), nn.BatchNorm1d(6)
+                self.last = nn.Linear(6, 3)
+
+        def state(devices, accumulates, of_sequence):
+            torch.manual_seed(0)
+            net = Net()
+            parts = gpipe.sequence(net, ["first", "norm", "last"])
+            x, y = torch.ones(8, 6).cumsum(0), torch.ones(8, 3)
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            pipe = gpipe.Pipeline(parts, x, devices=devices, micro_batches=2, loss=nn.MSELoss(),
+                                  optimizer=None if accumulates else optimizer)
+            for _ in range(2):
+                if accumulates:
+                    optimizer.zero_grad()
+                    pipe.accumulate(x, y)
+                    (parts if of_sequence else net).state_dict()  # read between the two
+                    optimizer.step()
+                else:
+                    pipe.train_step(x, y)
+            read = (parts if of_sequence else net).state_dict()
+            return {name: value.cpu().clone() for name, value in read.items()}
+
+        for accumulates in (False, True):
+            for of_sequence in (False, True):
+                wanted = state(["cpu", "cpu"], accumulates, of_sequence)
+                found = state(["cuda:0", "cuda:1"], accumulates, of_sequence)
+                for name, value in wanted.items():
+                    # Kernels of simulated GPUs may add in another order.
+                    torch.testing.assert_close(found[name], value, msg=f"{accumulates} {name}")
+    """
+    ran = run("-c", textwrap.dedent(script))
+    assert ran.returncode == 0, ran.stderr
