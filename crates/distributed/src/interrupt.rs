@@ -9,6 +9,9 @@ use std::{
 
 use gpipe_bridge::c10d::{Error, Work};
 
+/// Longest wait that only a standstill ends.
+const WAIT_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+
 /// All pending waits of a process.
 #[derive(Default)]
 pub(crate) struct Interrupt {
@@ -53,7 +56,7 @@ impl Interrupt {
         let (wait, standstill) = match longest {
             Longest::Wait(longest) => (longest, None),
             // c10d itself would break the connection after the time that it is told to wait.
-            Longest::Standstill(longest) => (gpipe::TIMEOUT_MAX, Some(longest)),
+            Longest::Standstill(longest) => (WAIT_MAX, Some(longest)),
         };
         let number = {
             let mut state = self.lock();

@@ -26,7 +26,7 @@ use crate::{
     joining::JoinError,
     shared::Shared,
     tags,
-    threads::{LOOK, SUM_STANDSTILL, SharedSums},
+    threads::{LOOK, SUM_MAX, SUM_STANDSTILL, SharedSums},
 };
 
 /// How long a member probes for an unreachable process.
@@ -315,11 +315,17 @@ impl Summing for StageSums {
                 return Err(failed);
             }
             self.shared.watch.beat(self.stage);
-            if begun.elapsed().min(self.shared.watch.standstill()) >= longest {
+            let stands = begun.elapsed().min(self.shared.watch.standstill()) >= longest;
+            if stands || begun.elapsed() >= SUM_MAX {
                 let (stage, waited) = (self.stage, begun.elapsed());
-                return Err(self.shared.own(format!(
-                    "another replica did not bring its part of stage {stage} within {waited:.0?}"
-                )));
+                let process = match self.others[..] {
+                    [one] => Some(one),
+                    _ => None,
+                };
+                let reason = format!(
+                    "a replica did not bring its part of stage {stage} within {waited:.0?}"
+                );
+                return Err(PeerError { process, reason });
             }
         }
     }

@@ -42,6 +42,8 @@ pub(crate) const LOOK: Duration = Duration::from_millis(20);
 /// Number of timeouts that a replica waits for the others while no device comes on. The runtime
 /// ends a standstill a little later, and could not name the replica.
 pub(crate) const SUM_STANDSTILL: u32 = 2;
+/// Longest wait for another replica that does come on, but not to where it is waited for.
+pub(crate) const SUM_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// One meeting for each of `count` threads of this process.
 ///
@@ -200,7 +202,8 @@ impl StageBoard {
                 return Err(failed);
             }
             self.shared.watch.beat(self.stage);
-            if begun.elapsed().min(self.shared.watch.standstill()) >= longest {
+            let stands = begun.elapsed().min(self.shared.watch.standstill()) >= longest;
+            if stands || begun.elapsed() >= SUM_MAX {
                 let waited = begun.elapsed();
                 return Err(self
                     .shared

@@ -387,6 +387,9 @@ impl State {
             let before = heard.positions.insert(own, position);
             if before != Some(position) {
                 self.moved = Instant::now();
+                if let Some(pulses) = pulses {
+                    pulses.elsewhere();
+                }
             }
             // Devices of other replicas have the same numbers.
             let is_ours =

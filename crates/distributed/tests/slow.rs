@@ -15,8 +15,11 @@ use gpipe::{
 use gpipe_distributed::{Member, threads::SharedSums};
 use tch::Tensor;
 
-const TIMEOUT: Duration = Duration::from_secs(1);
-const MICRO_BATCHES: i64 = 8;
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// Half of the timeout, so that a machine with other work does not take one for silence.
+const LONG: Duration = Duration::from_secs(1);
+/// Of a pipeline. All of them take six timeouts.
+const MICRO_BATCHES: usize = 12;
 
 /// Takes its time, in each forward and in each recomputation.
 #[derive(Clone, Copy)]
@@ -39,16 +42,16 @@ impl Layer for Slow {
 
 fn builder(model: Sequence, stages: usize) -> PipelineBuilder {
     let run = Run { stages, ..Run::plain() };
-    run.builder(model, MICRO_BATCHES as usize).timeout(TIMEOUT)
+    run.builder(model, MICRO_BATCHES).timeout(TIMEOUT)
 }
 
 fn slow(time: Duration) -> Sequence {
     model(Features::plain()).push("slow", Slow(time))
 }
 
-/// The loss of a step in which forwards alone take more than five timeouts.
-fn step(builder: PipelineBuilder) -> u64 {
-    let (inputs, targets) = batch(MICRO_BATCHES, 0);
+/// The loss of a step of so many replicas.
+fn step(builder: PipelineBuilder, replicas: usize) -> u64 {
+    let (inputs, targets) = batch((MICRO_BATCHES * replicas) as i64, 0);
     builder.build().unwrap().train_step(inputs, &targets).unwrap().loss.to_bits()
 }
 
@@ -56,9 +59,9 @@ fn step(builder: PipelineBuilder) -> u64 {
 /// about the update, which comes when all else is done.
 #[test]
 fn regression_a_step_may_take_many_timeouts() {
-    let long = TIMEOUT.mul_f64(0.7);
-    let found = in_processes(2, TIMEOUT, |cluster| step(builder(slow(long), 2).processes(cluster)));
-    let wanted = step(builder(slow(Duration::ZERO), 2));
+    let found =
+        in_processes(2, TIMEOUT, |cluster| step(builder(slow(LONG), 2).processes(cluster), 1));
+    let wanted = step(builder(slow(Duration::ZERO), 2), 1);
     assert_eq!(found, [wanted; 2]);
 }
 
@@ -67,15 +70,14 @@ fn regression_a_step_may_take_many_timeouts() {
 #[test]
 fn regression_a_replica_may_be_much_slower_than_another() {
     let sums = SharedSums::new();
-    let long = TIMEOUT.mul_f64(0.7);
-    let time = |rank: usize| if rank == 1 { long } else { Duration::ZERO };
+    let time = |rank: usize| if rank == 1 { LONG } else { Duration::ZERO };
     let in_memory = in_processes(2, TIMEOUT, |cluster| {
         let member = Member::sharing(&cluster, 2, &sums).unwrap();
         let own = builder(slow(time(cluster.rank())), 1);
-        step(own.processes(Arc::clone(&member) as Arc<dyn Transport>).replicas(member))
+        step(own.processes(Arc::clone(&member) as Arc<dyn Transport>).replicas(member), 2)
     });
     let over_links = in_processes(2, TIMEOUT, |cluster| {
-        step(replicated(&cluster, 2, builder(slow(time(cluster.rank())), 1)))
+        step(replicated(&cluster, 2, builder(slow(time(cluster.rank())), 1)), 2)
     });
     assert_eq!(in_memory, over_links);
     assert_eq!(in_memory[0], in_memory[1]);

@@ -17,6 +17,8 @@ const IDLE: u64 = u64::MAX;
 pub struct Pulses {
     origin: Instant,
     devices: Vec<Pulse>,
+    /// When a device that is none of these last completed an action, in ns since `origin`.
+    elsewhere: AtomicU64,
 }
 
 #[derive(Debug)]
@@ -40,7 +42,8 @@ impl Pulses {
             position: AtomicU64::new(IDLE),
             undone: AtomicU64::new(IDLE),
         };
-        Self { origin: Instant::now(), devices: (0..devices).map(|_| pulse()).collect() }
+        let devices = (0..devices).map(|_| pulse()).collect();
+        Self { origin: Instant::now(), devices, elsewhere: AtomicU64::new(0) }
     }
 
     fn now(&self) -> u64 {
@@ -107,9 +110,16 @@ impl Pulses {
             .map_or(Duration::ZERO, |p| self.since(p.beat.load(Ordering::Relaxed)))
     }
 
-    /// How long ago any device last completed an action.
+    /// Records that a device of another pipeline has completed an action, for which these wait: one
+    /// of another replica.
+    pub fn elsewhere(&self) {
+        self.elsewhere.store(self.now(), Ordering::Relaxed);
+    }
+
+    /// How long ago any device last completed an action, here or [elsewhere](Self::elsewhere).
     pub fn standstill(&self) -> Duration {
         let latest = self.devices.iter().map(|p| p.progress.load(Ordering::Relaxed)).max();
+        let latest = latest.map(|here| here.max(self.elsewhere.load(Ordering::Relaxed)));
         latest.map_or(Duration::ZERO, |time| self.since(time))
     }
 

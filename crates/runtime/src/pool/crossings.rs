@@ -131,7 +131,8 @@ impl<E: StageExecutor> WorkerPool<E> {
             while let Err(mpsc::RecvTimeoutError::Timeout) =
                 ended.recv_timeout(Duration::from_millis(100))
             {
-                if Instant::now() < patience {
+                let moves = !step.failure.is_raised() && self.pulses.standstill() < step.deadline;
+                if Instant::now() < patience || moves {
                     continue;
                 }
                 if step.failure.is_raised() {
