@@ -63,8 +63,9 @@ void for_groups(const at::Tensor &q, const AttentionShape &shape, Work &&work) {
   const int64_t count = q.size(0) * q.size(1) / shape.shared;
   const int64_t each = attention_kernels<T>().scratch(shape);
   const int64_t grain = grain_of_rows(shape.shared * shape.queries * shape.keys);
+  const int64_t parts = std::min<int64_t>(threads(), (count + grain - 1) / grain);
   const at::Tensor memory =
-      at::empty({count <= grain ? 1 : threads(), each}, q.options().dtype(at::kFloat));
+      at::empty({count <= grain ? 1 : parts, each}, q.options().dtype(at::kFloat));
   float *all = memory.mutable_data_ptr<float>();
   at::parallel_for(0, count, grain, [&](int64_t begin, int64_t end) {
     float *own = all + (count <= grain ? 0 : at::get_thread_num()) * each;

@@ -133,7 +133,8 @@ void forward_head(const AttentionShape &shape, const Scratch &own, Rows<const T>
         const float before = most[row];
         const float now = at::vec::vec_reduce_all<float>(
             [](Vec &a, Vec &b) { return at::vec::maximum(a, b); }, largest);
-        most[row] = now > before ? now : before;
+        // A NaN stays, so that the result is one.
+        most[row] = now > before || now != now ? now : before;
         if (most[row] == -INFINITY) {
           // No key of this block is seen, and none before it was.
           for (int64_t at = 0; at < block.keys; at += kWidth)

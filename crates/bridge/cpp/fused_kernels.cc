@@ -134,7 +134,8 @@ float cross_entropy(const T *x, int64_t classes, int64_t target, float smoothing
     gradient[target] = static_cast<T>(exps[target] / total - (1.0f - smoothing) - each);
   }
   const float log_total = logf(total);
-  const float of_target = log_total + largest - static_cast<float>(x[target]);
+  // The largest is subtracted first: beside it, small numbers would be rounded away.
+  const float of_target = log_total - (static_cast<float>(x[target]) - largest);
   if (smoothing == 0.0f)
     return of_target;
   const float mean = log_total - (sum(apart) + apart_rest) / static_cast<float>(classes);

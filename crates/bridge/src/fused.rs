@@ -273,6 +273,16 @@ mod tests {
         assert_eq!(alone, y.narrow(0, 1, 1));
     }
 
+    /// Queries beyond the first block of keys passed over a NaN in it, and over the whole block.
+    #[test]
+    fn regression_a_nan_among_the_keys_stays_one() {
+        let of = |seed| values(&[1, 2, 600, 32], seed).to_kind(Kind::Float);
+        let (q, k, v) = (of(0.1), of(0.2), of(0.3));
+        let _ = k.select(2, 3).fill_(f64::NAN);
+        let found = attention(&q, &k, &v, None).unwrap().isnan().any_dim(-1, false);
+        assert_eq!(found.narrow(2, 3, 597).all().int64_value(&[]), 1);
+    }
+
     #[test]
     fn fault_attention_to_what_does_not_fit() {
         let of = |shape: &[i64]| values(shape, 0.1).to_kind(Kind::Float);

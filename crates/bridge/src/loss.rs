@@ -59,6 +59,22 @@ mod tests {
         vjp(&request, &mut []).unwrap().remove(0).unwrap()
     }
 
+    /// The loss was rounded as numbers of the size of the logits are: to 1e-3 beside 1e4.
+    #[test]
+    fn regression_large_logits_leave_small_losses_exact() {
+        let exact = logits(6, 40, Kind::Double);
+        let target = exact.argmax(1, false);
+        for offset in [0.0, 100.0, 1e4] {
+            // Numbers that float32 has, so that only the loss is rounded.
+            let x = (&exact * 64.0).round() / 64.0 + offset;
+            let wanted = cross_entropy_sum(&x, &target, -100, 0.0).unwrap().double_value(&[]);
+            let found = cross_entropy_sum(&x.to_kind(Kind::Float), &target, -100, 0.0).unwrap();
+            let difference = (found.double_value(&[]) - wanted).abs();
+            // A few roundings of each row's loss, of about 1.
+            assert!(difference < 6e-6, "{offset}: {difference:e} of {wanted}");
+        }
+    }
+
     #[test]
     fn oracle_values_and_gradients_are_libtorchs() {
         // Fewer classes than a register has room for, and more than one block of them.

@@ -210,6 +210,8 @@ pub(crate) fn combine(
     // inverse is in float32, so the error is about 1e-7 of variance + eps, the quantity that
     // normalises. A variance far below eps is less accurate.
     let variances = inverses.f_square()?.f_reciprocal()?.f_sub_scalar(eps)?.f_clamp_min(0.0)?;
+    // Without an eps, the inverse of a constant channel is 0.
+    let variances = variances.f_masked_fill(&inverses.f_eq(0.0)?, 0.0)?;
     let apart = means.f_sub(&mean)?.f_square()?;
     let squares = sum(variances.f_add(&apart)?.f_mul(&counts)?)?;
     Ok(Some((total, mean, squares)))

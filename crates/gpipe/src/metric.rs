@@ -79,6 +79,8 @@ impl Metric for Accuracy {
         // and then masked.
         let hit = output.f_argmax(-1, false)?.f_eq_tensor(target)?;
         let hit = hit.f_logical_and(&target.f_ne(self.ignore)?)?;
+        // `argmax` takes a NaN for the largest.
+        let hit = hit.f_logical_and(&output.f_isnan()?.f_any_dim(-1, false)?.f_logical_not()?)?;
         Ok(hit.f_sum(Kind::Int64)?.f_double_value(&[])?)
     }
 
@@ -188,6 +190,8 @@ mod tests {
         assert_eq!(TopK::new(2).sum(&equal, &targets).unwrap(), 3.0);
         let nan = [Tensor::full([4, 3], f64::NAN, (Kind::Float, tch::Device::Cpu))];
         assert_eq!(TopK::new(3).sum(&nan, &targets).unwrap(), 0.0);
+        // It counted the targets of class 0.
+        assert_eq!(Accuracy::default().sum(&nan, &targets).unwrap(), 0.0);
     }
 
     #[test]

@@ -82,6 +82,14 @@ impl NextLogits for RecomputedLogits<'_> {
 
 /// The tokens from position `from` on, for prefixes of equal length: [rows, positions].
 fn rows_of(prefixes: &[Vec<i64>], from: usize) -> Result<Tensor> {
+    let length = prefixes.first().map_or(0, Vec::len);
+    if let Some(other) = prefixes.iter().find(|prefix| prefix.len() != length) {
+        return Err(Error::Input(format!(
+            "the prefixes of a group have {length} and {} tokens: give sentences that begin with \
+            as many",
+            other.len()
+        )));
+    }
     let tokens: Vec<i64> = prefixes
         .iter()
         .flat_map(|prefix| prefix.get(from..).unwrap_or_default())

@@ -213,7 +213,7 @@ impl BeamSearch {
                     alive.push(Alive { sentence, log_probability });
                 }
             }
-            if done.len() >= self.beam || is_last {
+            if done.len() >= self.beam || is_last || kept == 0 {
                 parents.truncate(before);
                 prefixes.truncate(before);
                 of.truncate(before);

@@ -194,3 +194,28 @@ fn fault_settings_out_of_range_and_logits_that_are_none_are_refused() {
     let error = search(2, 0.6, &[]).run(&[sentences(1, 3)], &mut Nan).unwrap_err();
     assert!(error.to_string().contains("no numbers"), "{error}");
 }
+
+/// A beam that ends early, because nothing else may follow, has its outputs best first. They were
+/// in the order in which they were found.
+#[test]
+fn regression_a_beam_that_dies_out_is_sorted() {
+    struct Ends;
+    impl NextLogits for Ends {
+        type Error = LayerError;
+
+        fn next(&mut self, groups: &[Continuation<'_>]) -> Result<Vec<Tensor>, LayerError> {
+            let of = |prefix: &Vec<i64>| {
+                let none = f32::NEG_INFINITY;
+                match prefix.len() {
+                    1 => [none, 0.0, 2.0, none, none],  // the end, or rather 2
+                    _ => [none, 0.0, none, none, none], // the end alone
+                }
+            };
+            let rows: Vec<f32> = groups[0].prefixes.iter().flat_map(of).collect();
+            Ok(vec![Tensor::from_slice(&rows).reshape([-1, VOCABULARY])])
+        }
+    }
+    let found = search(3, 0.0, &[]).run(&[sentences(1, 9)], &mut Ends).unwrap();
+    let tokens: Vec<&[i64]> = found[0][0].iter().map(|own| &own.tokens[..]).collect();
+    assert_eq!(tokens, [&[2][..], &[]]);
+}
