@@ -132,6 +132,7 @@ fn conversation(keys: &Map<String, Value>, name: &str) -> Result<Vec<Value>, Str
 fn tools(keys: &Map<String, Value>) -> Result<Value, String> {
     let bad = || format!("field {TOOLS} must be a list of JSON schemas, or null");
     let own = match keys.get(TOOLS) {
+        Some(Value::String(text)) if text.trim().is_empty() => Value::Null,
         Some(Value::String(text)) => serde_json::from_str(text).map_err(|_| bad())?,
         own => own.cloned().unwrap_or_default(),
     };

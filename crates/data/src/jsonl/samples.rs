@@ -9,7 +9,7 @@ use super::marked::Sample;
 use crate::{hash::StableHasher, kept};
 
 /// The format of files of samples.
-const FORMAT: &str = "gpipe samples 1";
+const FORMAT: &str = "gpipe samples 2";
 
 /// The bit of a stored token that holds its loss mask. Vocabularies are far smaller than 2^31.
 const LEARNED: u32 = 1 << 31;

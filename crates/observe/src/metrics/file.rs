@@ -135,7 +135,7 @@ fn copy_of_kept(
     aside: &Path,
     mut keep: impl FnMut(&Record) -> bool,
 ) -> Result<Option<File>, FileError> {
-    let mut lines = Lines::open(path)?;
+    let mut lines = Lines::open(path, u64::MAX)?;
     let mut copy = None;
     while let Some(line) = lines.next_line()? {
         let is_kept = match line {
@@ -173,9 +173,10 @@ fn copy_of_head(path: &Path, length: u64, aside: &Path) -> Result<BufWriter<File
 /// last line is skipped.
 ///
 /// # Errors
-/// As [`read`], except that the number of records is not limited.
+/// As [`read`], except that neither the size nor the number of records is limited: a run that has
+/// written a large file can go on.
 pub fn scan(path: &Path, mut each: impl FnMut(&Record)) -> Result<(), FileError> {
-    let mut lines = Lines::open(path)?;
+    let mut lines = Lines::open(path, u64::MAX)?;
     while let Some(line) = lines.next_line()? {
         if let Line::Record(record) = line {
             each(&record);
@@ -191,7 +192,7 @@ pub fn scan(path: &Path, mut each: impl FnMut(&Record)) -> Result<(), FileError>
 /// [`FileError`]: the file cannot be read, exceeds a limit, or has another line that is not a
 /// record.
 pub fn read(path: &Path) -> Result<Vec<Record>, FileError> {
-    let mut lines = Lines::open(path)?;
+    let mut lines = Lines::open(path, FILE_BYTES_MAX)?;
     let mut records = Vec::new();
     while let Some(line) = lines.next_line()? {
         let Line::Record(record) = line else { continue };

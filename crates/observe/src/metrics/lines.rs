@@ -12,7 +12,7 @@ use serde_json::Value;
 use gpipe_files::open;
 
 use super::{
-    Evaluation, FILE_BYTES_MAX, FileError, LINE_BYTES_MAX, Record, Step,
+    Evaluation, FileError, LINE_BYTES_MAX, Record, Step,
     file::{failed, too_large},
 };
 
@@ -28,15 +28,17 @@ pub(super) enum Line {
 pub(super) struct Lines<'a> {
     path: &'a Path,
     file: BufReader<File>,
+    /// Maximum size of the file.
+    most: u64,
     bytes: Vec<u8>,
     bytes_read: u64,
     count: usize,
 }
 
 impl<'a> Lines<'a> {
-    pub(super) fn open(path: &'a Path) -> Result<Self, FileError> {
+    pub(super) fn open(path: &'a Path, most: u64) -> Result<Self, FileError> {
         let file = BufReader::new(open(path).map_err(|error| failed("read", path)(error.into()))?);
-        Ok(Self { path, file, bytes: Vec::new(), bytes_read: 0, count: 0 })
+        Ok(Self { path, file, most, bytes: Vec::new(), bytes_read: 0, count: 0 })
     }
 
     /// Reads the next line; `None` at the end of the file.
@@ -54,8 +56,8 @@ impl<'a> Lines<'a> {
             let limit = format!("{LINE_BYTES_MAX} bytes in line {}", self.count);
             return Err(too_large(self.path, limit));
         }
-        if self.bytes_read > FILE_BYTES_MAX {
-            return Err(too_large(self.path, format!("{FILE_BYTES_MAX} bytes")));
+        if self.bytes_read > self.most {
+            return Err(too_large(self.path, format!("{} bytes", self.most)));
         }
         if self.bytes.trim_ascii().is_empty() {
             return Ok(Some(Line::Blank));
