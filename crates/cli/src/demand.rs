@@ -283,6 +283,9 @@ fn predicted(
         gpipe::Balance::Cost => by_cost(&costs, sizes[0], stages)?,
     };
     let remat = config.pipeline.remat.clone();
+    // As configured: a schedule from a file is for that many. A mini-batch of fewer samples has
+    // fewer.
+    let micro_batches = config.pipeline.micro_batches;
     let plan = Plan { balance, micro_batches, schedule, remat };
     Ok(predict(&costs, &devices, samples, &plan)?)
 }

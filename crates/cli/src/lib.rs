@@ -61,6 +61,7 @@ mod reference;
 mod run_folder;
 mod schedule;
 mod setup;
+mod signals;
 mod summary;
 mod task;
 mod trace;

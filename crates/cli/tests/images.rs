@@ -484,7 +484,7 @@ fn oracle_cifar_is_read_in_its_official_sizes() {
     let printed = folder.succeeds(&[&["train", "cifar.toml", "--out", "run"], &few[..]].concat());
     let line = "cifar: 50000 images to train on, 10000 to validate on (of which \
         images.validation_images = 8 are measured), 10 classes, 9 of them without an image \
-        to validate on\n";
+        to train on, 9 of them without an image to validate on\n";
     assert!(printed.starts_with(line) && printed.contains("over 8 images\n"), "{printed}");
     let classes = folder.path("run/classes.json");
     let classes: Vec<String> = serde_json::from_slice(&bytes(&classes)).unwrap();

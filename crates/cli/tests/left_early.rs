@@ -32,7 +32,9 @@ fn step_told(printed: &str) -> u64 {
 fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
     let folder = Folder::new();
     folder.succeeds(&long("reference"));
-    for (signal, code, every) in [("TERM", 143, "none"), ("INT", 130, "10min")] {
+    for (signal, code, every) in
+        [("TERM", 143, "none"), ("INT", 130, "10min"), ("HUP", 129, "none")]
+    {
         let mut process = Process::start(
             &mut folder.command(&[&long(signal)[..], &["--checkpoint-every", every]].concat()),
         );
@@ -62,6 +64,26 @@ fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
         let printed = folder.succeeds(&["train", "--resume", signal]);
         assert!(printed.contains("all 300 steps are done"), "{printed}");
     }
+}
+
+/// A signal in the validation after the last step was told of and not obeyed, and what had been
+/// learned since the last checkpoint was lost to the SIGKILL that follows.
+#[test]
+fn regression_a_signal_in_the_last_validation_saves() {
+    let folder = Folder::new();
+    let text = fs::read_to_string(folder.path("text.txt")).unwrap();
+    fs::write(folder.path("text.txt"), text.repeat(1 + 100_000 / text.len())).unwrap();
+    let long = ["--set", "train.validation_tokens=50000", "--checkpoint-every", "none"];
+    let train = ["train", "tiny.toml", "--text", "text.txt", "--steps", "12", "--out", "run"];
+    let train = [&train[..], &long].concat();
+    let mut process = Process::start(&mut folder.command(&train));
+    process.until("step 12/12");
+    process.signal("TERM");
+    assert_eq!(process.end(), Ok(143), "{}", process.printed);
+    assert!(process.printed.contains("the state after step 12 is saved"), "{}", process.printed);
+    assert_eq!(steps(&folder, "run"), [12]);
+    folder.succeeds(&["train", "--resume", "run"]);
+    assert!(folder.path("run/weights.safetensors").exists());
 }
 
 #[test]

@@ -427,6 +427,31 @@ fn fault_settings_of_checkpoints_that_make_no_sense_are_refused() {
     refuses(&["--on-nan", "ignore"], &["--on-nan", "is not one of stop, skip"]);
 }
 
+/// A run replaced files of the user's own: the configuration in `--out .`, the tokenizer of a
+/// model's folder with `--resume auto`.
+#[test]
+fn regression_files_that_no_run_wrote_are_left_alone() {
+    let folder = Folder::new();
+    let mine = |name: &str, file: &str| {
+        fs::create_dir_all(folder.path(name)).unwrap();
+        fs::write(folder.path(name).join(file), "mine").unwrap();
+    };
+    mine("configured", "config.toml");
+    mine("tokenized", "tokenizer.json");
+    mine("model", "config.json");
+    mine("model", "model.safetensors");
+    for (name, told) in [
+        ("configured", "configured has a config.toml of its own"),
+        ("tokenized", "tokenized has a tokenizer.json of its own"),
+        ("model", "model is a model's folder"),
+    ] {
+        let before = fs::read_dir(folder.path(name)).unwrap().count();
+        folder.refuses(&constant(name, "2", &[]), &[told, "give another --out"]);
+        folder.refuses(&constant(name, "2", &["--resume", "auto"]), &[told]);
+        assert_eq!(fs::read_dir(folder.path(name)).unwrap().count(), before);
+    }
+}
+
 #[test]
 fn oracle_a_run_without_checkpoints_leaves_none() {
     let folder = Folder::new();

@@ -42,9 +42,14 @@ impl Config {
             Data::Jsonl(data) => self.check_jsonl(data)?,
             _ => {}
         }
-        if matches!(self.data, Data::Text(_) | Data::Jsonl(_)) && train.validation_tokens < 2 {
-            let reason = "use at least 2: a run validates when it ends";
-            return refuse("train.validation_tokens", train.validation_tokens, reason);
+        let least = match self.data {
+            Data::Text(_) => 2,
+            Data::Jsonl(_) => 1,
+            _ => 0,
+        };
+        if train.validation_tokens < least {
+            let reason = format!("use at least {least}: a run validates when it ends");
+            return refuse("train.validation_tokens", train.validation_tokens, &reason);
         }
         if !(0.0..1.0).contains(&train.label_smoothing) {
             let value = train.label_smoothing;

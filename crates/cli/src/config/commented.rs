@@ -9,6 +9,9 @@ use super::{Config, ConfigError, Data, OptimizerName, kind::KIND};
 /// The first sentence of each key's documentation, generated from it: `cargo xtask golden --bless`.
 const MEANINGS: &str = include_str!("meanings.tsv");
 
+/// The first line of the file, by which a run's is told from a user's.
+pub(crate) const COMPLETE: &str = "# The complete configuration of this run, which repeats it.";
+
 /// Maximum length of a line of comments.
 const COLUMNS: usize = 80;
 
@@ -28,7 +31,7 @@ impl Config {
             remove_default(&mut own, &defaults, path);
         }
         let meanings = MEANINGS.lines().filter_map(|line| line.split_once('\t')).collect();
-        let mut text = "# The complete configuration of this run, which repeats it.\n".to_owned();
+        let mut text = format!("{COMPLETE}\n");
         write_table(&mut text, &own, "", &meanings);
         Ok(text)
     }

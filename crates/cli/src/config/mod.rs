@@ -25,6 +25,7 @@ pub(crate) use crate::values::{
     VariantName,
 };
 pub(crate) use changes::{Effect, changes};
+pub(crate) use commented::COMPLETE;
 pub(crate) use data::{
     Data, ImageFolderConfig, ImagesConfig, JsonlConfig, ParallelConfig, TextConfig,
 };

@@ -6,7 +6,7 @@ use super::confusion::Confusion;
 use crate::{
     CliError,
     args::EvalArguments,
-    files::io,
+    files::{check_writable, write_aside},
     output::say,
     processes::Processes,
     progress::Work,
@@ -37,7 +37,7 @@ pub(super) fn run(
     }
     let classes = run.vocabulary.classes()?;
     if let Some(path) = &arguments.confusion {
-        processes.decided(|| std::fs::write(path, "").map_err(io(path)))?; // before any work
+        processes.decided(|| check_writable(path))?; // before any work
     }
     let mut pipeline = run.pipeline(processes)?;
     let (images, what) = images(arguments, run)?;
@@ -56,7 +56,7 @@ pub(super) fn run(
     }
     if let Some(path) = &arguments.confusion {
         let tsv = confusion.tsv(classes);
-        processes.decided(|| std::fs::write(path, tsv).map_err(io(path)))?;
+        processes.decided(|| write_aside(path, &tsv))?;
     }
     let (loss, top1, top5) = (confusion.loss(), confusion.top(1), confusion.top(5));
     if arguments.json {

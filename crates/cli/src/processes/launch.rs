@@ -39,12 +39,12 @@ use crate::{
     CliError,
     args::{Arguments, LaunchArguments},
     output::complain,
+    signals,
 };
 
 /// Grace period after a failure, in which the other processes may end by themselves and report why.
 const GRACE: Duration = Duration::from_secs(15);
-/// Delay before the others are told of a process's end. Most know it at once, and know more about
-/// it.
+/// Delay before the others are told of a process's end. Most know it at once, and more about it.
 const TELL: Duration = Duration::from_secs(1);
 /// Maximum length of a line that is printed at once.
 const LINE_BYTES_MAX: u64 = 64 << 10;
@@ -100,7 +100,7 @@ fn counted(tries: u32) -> String {
 enum Event {
     /// An output of a process was closed, so the process has ended or will soon.
     Closed,
-    /// SIGINT or SIGTERM.
+    /// SIGINT, SIGTERM or SIGHUP.
     Asked(i32),
 }
 
@@ -128,7 +128,7 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
         let Some((rank, status)) = first else { return Ok(()) };
         let failed = LaunchError::Failed { rank, size, status, tries: attempt + 1 };
         // An end that was requested, here or in a process, is not restarted.
-        let asked = asked || [SIGINT, SIGTERM].iter().any(|s| status.code() == Some(128 + s));
+        let asked = asked || signals::has_ended(status.code());
         if asked || attempt == arguments.restarts {
             return Err(failed.into());
         }
@@ -180,7 +180,7 @@ pub(crate) fn end_with_launcher() {
 
 fn watch_signals(events: Sender<Event>) -> Result<(), CliError> {
     let failed = |source| CliError::Io { what: "signals".into(), source };
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    let mut signals = Signals::new(signals::ends()).map_err(failed)?;
     let watch = move || {
         for signal in signals.forever() {
             if events.send(Event::Asked(signal)).is_err() {

@@ -76,11 +76,13 @@ impl Classification {
             _ => String::new(),
         };
         let summary = format!(
-            "{read}{what}: {} images to train on, {} to validate on{measured}, {} classes{}{often}",
+            "{read}{what}: {} images to train on, {} to validate on{measured}, {} \
+            classes{}{}{often}",
             train.len(),
             validation.len(),
             classes.len(),
-            without_images(validation.as_ref())
+            without_images(train.as_ref(), "to train on"),
+            without_images(validation.as_ref(), "to validate on")
         );
         let batches = TrainImages::new(
             Arc::clone(&train),
@@ -318,8 +320,8 @@ pub(crate) fn left_out(set: &ImageFolder) -> String {
     }
 }
 
-/// A note about classes without an image to validate on, or nothing.
-fn without_images(set: &dyn ImageSet) -> String {
+/// A note about classes without an image of this kind, or nothing.
+fn without_images(set: &dyn ImageSet, kind: &str) -> String {
     let mut seen = vec![false; set.classes().len()];
     for index in 0..set.len() {
         if let Some(seen) = seen.get_mut(set.class(index)) {
@@ -328,7 +330,7 @@ fn without_images(set: &dyn ImageSet) -> String {
     }
     match seen.iter().filter(|seen| !**seen).count() {
         0 => String::new(),
-        empty => format!(", {empty} of them without an image to validate on"),
+        empty => format!(", {empty} of them without an image {kind}"),
     }
 }
 

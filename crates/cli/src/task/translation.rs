@@ -106,6 +106,7 @@ fn prepared(
     data: &ParallelConfig,
     given: Option<Vocabulary>,
 ) -> Result<(TranslationVocabulary, PairSet, PairSet, String), CliError> {
+    let before = states(data);
     let kept = match cache::folder(&data.cache) {
         // What cannot be read is told by what reads it.
         Some(folder) => {
@@ -120,7 +121,6 @@ fn prepared(
         check_pad(&own)?;
         return Ok((own, train, validation, report));
     }
-    let before = states(data);
     let (corpus, report) = {
         let _shown = Work::new("reading the pairs of sentences", 0);
         corpus(data)?

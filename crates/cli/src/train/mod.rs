@@ -6,7 +6,7 @@
 //! - [`steps`]: the loop over steps, and what happens between them
 //! - [`saving`]: when checkpoints are saved
 //! - [`exchange`]: requests that processes exchange after a step
-//! - [`signals`]: Ctrl-C and SIGTERM
+//! - [`signals`]: Ctrl-C, SIGTERM and SIGHUP
 //! - [`validation`]: measures held-out data, during the run and at the end
 //! - [`step_trace`]: the file of the latest step
 //! - here: the phases

@@ -2,6 +2,7 @@
 
 use std::{
     fs::{self, File, TryLockError},
+    io::Read,
     os::fd::AsRawFd,
     path::{Path, PathBuf},
 };
@@ -12,6 +13,7 @@ use gpipe_files::WRITING;
 use crate::{
     CliError,
     args::TrainArguments,
+    config::COMPLETE,
     files::io,
     metrics::METRICS,
     model_folder::is_model_folder,
@@ -63,6 +65,36 @@ pub(crate) fn last_numbered(arguments: &TrainArguments) -> Option<PathBuf> {
     folders.take_while(|path| path.exists()).last()
 }
 
+/// Refuses a folder with files that a run would replace and that no run has written.
+pub(crate) fn check_files(path: &Path) -> Result<(), CliError> {
+    let refuse = |file: &str| {
+        Err(CliError::Usage(format!(
+            "{} has a {file} of its own, which a run would replace: give another --out",
+            path.display()
+        )))
+    };
+    if is_model_folder(path) {
+        return Err(CliError::Usage(format!(
+            "{} is a model's folder, whose files a run would replace: give another --out",
+            path.display()
+        )));
+    }
+    let mut head = Vec::new();
+    let begins = File::open(path.join("config.toml")).and_then(|file| {
+        file.take(COMPLETE.len() as u64).read_to_end(&mut head)?;
+        Ok(head == COMPLETE.as_bytes())
+    });
+    match begins {
+        // Of a run that ended before its first step.
+        Ok(true) => Ok(()),
+        Ok(false) => refuse("config.toml"),
+        Err(_) => ["tokenizer.json", "classes.json"]
+            .into_iter()
+            .find(|name| path.join(name).exists())
+            .map_or(Ok(()), refuse),
+    }
+}
+
 impl RunLock {
     /// A folder that rank 0 has locked for all processes.
     pub(crate) fn followed(path: PathBuf) -> Self {
@@ -93,18 +125,13 @@ impl RunLock {
 
     /// A folder that must not hold a run.
     pub(crate) fn other_run(path: &Path) -> Result<Self, CliError> {
-        if is_model_folder(path) {
-            return Err(CliError::Usage(format!(
-                "{} is a model's folder, whose files a run would replace: give another --out",
-                path.display()
-            )));
-        }
         if [METRICS, CHECKPOINTS, WEIGHTS].iter().any(|name| path.join(name).exists()) {
             return Err(CliError::Usage(format!(
                 "{} already holds a run: give another --out, remove it, or go on with --resume",
                 path.display()
             )));
         }
+        check_files(path)?;
         let fresh = !path.exists();
         fs::create_dir_all(path).map_err(io(path))?;
         Self::lock(path.to_owned(), fresh)

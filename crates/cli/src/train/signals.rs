@@ -1,4 +1,5 @@
-//! SIGINT (Ctrl-C) and SIGTERM. Before the first step, a signal ends the run. After it, the first
+//! SIGINT (Ctrl-C), SIGTERM and, unless it is ignored (`nohup`), SIGHUP: a terminal that closes.
+//! Before the first step, a signal ends the run. After it, the first
 //! signal makes the run save and stop, and the second ends it at once. The second is one that comes
 //! a second later or more.
 
@@ -12,7 +13,6 @@ use std::{
 };
 
 use signal_hook::{
-    consts::{SIGINT, SIGTERM},
     iterator::Signals,
     low_level::{emulate_default_handler, signal_name},
 };
@@ -20,6 +20,7 @@ use signal_hook::{
 use crate::{
     CliError,
     output::{complain, is_quiet},
+    signals::ends,
 };
 
 /// Whether a run of this process has begun, which has something to save.
@@ -41,7 +42,7 @@ pub(crate) fn tell_before_the_first_step() -> Result<(), CliError> {
 /// Calls `each` on a thread of its own for every signal, for the rest of the process.
 fn watch(mut each: impl FnMut(i32) + Send + 'static) -> Result<(), CliError> {
     let failed = |source| CliError::Io { what: "signals".into(), source };
-    let mut signals = Signals::new([SIGINT, SIGTERM]).map_err(failed)?;
+    let mut signals = Signals::new(ends()).map_err(failed)?;
     let all = move || signals.forever().for_each(&mut each);
     thread::Builder::new().name("gpipe-signals".into()).spawn(all).map_err(failed)?;
     Ok(())
@@ -52,7 +53,7 @@ fn watch(mut each: impl FnMut(i32) + Send + 'static) -> Result<(), CliError> {
 pub(crate) struct Stop(Arc<AtomicI32>);
 
 impl Stop {
-    /// Handles both signals for the rest of the process.
+    /// Handles the signals for the rest of the process.
     pub(crate) fn install() -> Result<Self, CliError> {
         let stop = Self(Arc::new(AtomicI32::new(0)));
         let asked = Arc::clone(&stop.0);

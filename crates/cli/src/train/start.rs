@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{
     records,
-    run_lock::{RunLock, last_numbered},
+    run_lock::{RunLock, check_files, last_numbered},
 };
 use crate::{
     CliError,
@@ -126,6 +126,9 @@ impl Start {
             prose!("no earlier run: starting from the beginning");
             return Ok(Self::new(config, RunLock::new_run(arguments)?));
         };
+        if ![METRICS, CHECKPOINTS].iter().any(|name| path.join(name).exists()) {
+            check_files(&path)?;
+        }
         let out = RunLock::existing(&path)?;
         let newest = folder::newest(&path.join(CHECKPOINTS))?;
         tell_skipped(&newest.skipped);

@@ -67,6 +67,13 @@ impl Run<'_> {
         if let Err(error) = validated {
             return Err(self.left(pipeline, position, error));
         }
+        if !position.evaluated
+            && let Some(signal) = self.asked()?.signal
+        {
+            let signal_name = name(signal).to_owned();
+            let asked = CliError::Interrupted { signal, signal_name, step: position.batches };
+            return Err(self.left(pipeline, position, asked));
+        }
         let (size, unit) = (self.task.vocabulary().size() as f64, task::unit(self.config));
         say!("(a uniform guess: {:.4} nats/{unit})", size.ln());
         self.check_folder()?;

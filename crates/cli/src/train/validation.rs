@@ -59,8 +59,7 @@ impl Run<'_> {
         position: &TrainPosition,
         what: &str,
     ) -> Result<Option<Measured>, CliError> {
-        let is_last = position.batches >= self.config.train.steps;
-        let stop = || Ok(self.asked()?.signal.is_some() && !is_last);
+        let stop = || Ok(self.asked()?.signal.is_some());
         let parts = self.task.validation(pipeline.is_fed())?;
         let work = self.progress.between(what, eval::batches_of(&parts));
         let measured = eval::measure(pipeline, parts, &work, &stop);
