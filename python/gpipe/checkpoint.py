@@ -70,7 +70,7 @@ def load(folder: str | os.PathLike, model: nn.Module | None = None, *,
         elif id(tensor) in parameters:
             raise CheckpointError(f"{os.fspath(folder)} has no '{name}': it is of another model")
         else:
-            found[name] = tensor.detach().clone()
+            found[name] = tensor.detach().clone() if isinstance(tensor, torch.Tensor) else tensor
     return found
 
 

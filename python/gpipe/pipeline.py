@@ -214,7 +214,9 @@ class Pipeline:
         self._has_newer_statistics = False
         network.tensors.remember()
         # A sequence's state is its model's.
-        owner = model.model if isinstance(model, Parts) else model
+        owner = model
+        while isinstance(owner, Parts):
+            owner = owner.model
         self._hook = owner.register_state_dict_pre_hook(_Syncs(self))
         updates.opened.add(self)
 
@@ -237,7 +239,11 @@ class Pipeline:
         lr, groups = self._mapped.changed()
         if groups is not None:
             self._engine.regroup(groups)
-        report = StepReport.of(self._engine.train_step(tensors, targets, lr))
+        try:
+            report = StepReport.of(self._engine.train_step(tensors, targets, lr))
+        except BaseException:
+            self._steps = self._engine.steps  # an interrupt may come after the update
+            raise
         self._steps = report.step
         self._count_updates()
         stale = any(own.is_stale for own in self._network.tensors)
@@ -265,6 +271,7 @@ class Pipeline:
         self._network.tensors.check_hooks()
         found, gradients = self._engine.accumulate(tensors, targets, count)
         self._network.tensors.add_gradients(gradients)
+        self._note_statistics()
         self._finish()
         return Evaluation(**found)
 
@@ -290,6 +297,7 @@ class Pipeline:
             outputs, _ = self._engine.forward(tensors)
         else:
             outputs = self._engine.predict(tensors)
+        self._note_statistics()
         self._finish()
         return self._network.nested(outputs, samples_of(tensors))
 
@@ -533,12 +541,15 @@ class Pipeline:
 
     def _finish(self) -> None:
         """Brings the module up to date with what a call has changed."""
-        tensors = self._network.tensors
         if self._network.is_training():
             self._sync_counters()
-            self._has_newer_statistics |= self._size == 1 and any(
-                own.is_stale and own.is_buffer for own in tensors)
-        tensors.remember()
+        self._network.tensors.remember()
+
+    def _note_statistics(self) -> None:
+        """Notes that a forward has changed copies of running statistics on the stages."""
+        if self._network.is_training() and self._size == 1:
+            self._has_newer_statistics |= any(own.is_stale and own.is_buffer
+                                              for own in self._network.tensors)
 
     def _sync_counters(self) -> None:
         """Brings the counters of batch norms up to date, which the engine keeps as floats."""

@@ -31,15 +31,20 @@ _Reentrant = torch.utils.checkpoint.CheckpointFunction
 _threads = threading.local()
 
 
+def _is_given(x: torch.Tensor) -> bool:
+    """Whether it is what the layer was given, or a view of that, which a layer must not change."""
+    return (x._base if x._is_view() else x).is_leaf
+
+
 @functools.wraps(_dropout)
 def _keyed_dropout(input, p=0.5, training=True, inplace=False):
     if _compiling() or not (training and p > 0.0 and _gpipe.in_layer()):
         return _dropout(input, p, training, inplace)
     if p >= 1.0 or input.dim() == 0 or not _gpipe.keeps_samples(input.size(0)):
         # Its first axis is not the samples': keyed by micro-batch.
-        return _dropout(input, p, training, inplace)
+        return _dropout(input, p, training, inplace and not _is_given(input))
     dropped = _gpipe.dropout(input, p)
-    return input.copy_(dropped) if inplace else dropped
+    return input.copy_(dropped) if inplace and not _is_given(input) else dropped
 
 
 @functools.wraps(_attention)

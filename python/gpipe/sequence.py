@@ -26,6 +26,20 @@ class Sequence(nn.Module):
         for at, (_, module) in enumerate(layers):
             self._modules[str(at)] = module
 
+    @property
+    def training(self) -> bool:
+        """The model's mode."""
+        model = self.__dict__.get("model")
+        return True if model is None else model.training
+
+    @training.setter
+    def training(self, mode: bool) -> None:
+        pass
+
+    def train(self, mode: bool = True) -> Sequence:
+        self.model.train(mode)
+        return super().train(mode)
+
     def forward(self, x: Any) -> Any:
         for _, module in self.layers:
             x = module(x)

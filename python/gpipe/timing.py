@@ -60,7 +60,7 @@ def _timed(
             torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
         best = min(best, time.perf_counter() - start)
     kept = {name: own for name, own in skips.items() if name not in popped}
-    kept.update({name: own.detach() for name, own in recorder.stashed})
+    kept.update({name: own.detach() for name, own in recorder.stashed if own is not None})
     return best * 1e9, [own.detach() for own in tensors], kept
 
 

@@ -608,15 +608,36 @@ def test_regression_a_layer_that_depends_on_a_change_in_place_is_refused():
             pipe.predict(x)
 
 
-def test_regression_dropout_in_place_drops():
-    x, y = batch()
-    own = nn.Sequential(Dropped())
+class DroppedByModule(Returns):
+    def __init__(self):
+        super().__init__()
+        self.drop = nn.Dropout(0.5, inplace=True)
+
+    def forward(self, x):
+        hidden = self.linear(x)
+        self.drop(hidden)
+        return hidden
+
+
+@pytest.mark.parametrize("drops", [Dropped, DroppedByModule])
+def test_regression_dropout_in_place_drops(drops):
+    x, _ = batch()
+    own = nn.Sequential(drops())
     with gpipe.Pipeline(own, x, micro_batches=2) as pipe:
         dropped = pipe(x)
         zeros = (dropped == 0).float().mean()
         assert 0.2 < zeros < 0.8
         dropped.sum().backward()
     assert own[0].linear.weight.grad.isfinite().all()
+
+
+def test_dropout_in_place_may_come_first():
+    x, _ = batch()
+    layers = [nn.Sequential(nn.Dropout(0.5, inplace=True), nn.Linear(6, 6)) for _ in range(3)]
+    with gpipe.Pipeline(nn.Sequential(*layers), x, stages=2, micro_batches=2) as pipe:
+        before = x.clone()
+        pipe(x).sum().backward()
+        assert torch.equal(x, before)
 
 
 def test_regression_a_profile_has_the_modules_values():
@@ -627,3 +648,21 @@ def test_regression_a_profile_has_the_modules_values():
         before = values(own)
         assert pipe.profile(*batch(), micro_batches=[2], schedules=["1f1b"], steps=2) is not None
         assert_same(values(own), before)
+
+
+def test_regression_a_sequence_has_the_mode_of_its_model():
+    """A model in evaluation mode was trained, and the remedy for it did not help."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.last = nn.Linear(6, 6), nn.Linear(6, 3)
+
+    net = Net()
+    parts = gpipe.sequence(net, ["first", "last"])
+    with pipeline(parts) as pipe:
+        net.eval()
+        assert not parts.training
+        with pytest.raises(REFUSED, match="evaluation mode"):
+            pipe.train_step(*batch())
+        parts.train()
+        assert net.training and pipe.train_step(*batch()).step == 1
