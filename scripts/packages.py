@@ -28,7 +28,8 @@ def fail(message):
 
 def home():
     """The folder of everything that the scripts fetch."""
-    return Path(os.environ.get("GPIPE_HOME") or Path.home() / ".cache" / "gpipe")
+    home = Path(os.environ.get("GPIPE_HOME") or Path.home() / ".cache" / "gpipe")
+    return home.expanduser().absolute()
 
 
 def version_in(path, module="torch"):

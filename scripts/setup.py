@@ -246,6 +246,7 @@ def stored(variant):
         fail(f"no libtorch is pinned for {platform.system()} {platform.machine()}: install "
              f"libtorch {VERSION} yourself and set LIBTORCH to its folder")
     home = Path(os.environ.get("GPIPE_HOME") or Path.home() / ".cache" / "gpipe")
+    home = home.expanduser().absolute()
     home.mkdir(parents=True, exist_ok=True)
     destination = home / f"libtorch-{VERSION}-{variant}"
     with open(home / "setup.lock", "w") as lock:
