@@ -84,7 +84,7 @@ impl Interrupt {
         }
     }
 
-    /// Ends the waits that a standstill ends. `moved`: when a device last came on.
+    /// Ends the waits that a standstill ends. `moved`: how long ago a device last came on.
     pub(crate) fn end_standstills(&self, moved: Duration) {
         let mut ended = Vec::new();
         for own in self.lock().waiting.values_mut() {

@@ -24,9 +24,9 @@ use crate::{
     gpus::Connected,
     interrupt::Longest,
     joining::JoinError,
-    shared::Shared,
+    shared::{ReplicaWait, Shared},
     tags,
-    threads::{LOOK, SUM_MAX, SUM_STANDSTILL, SharedSums},
+    threads::{LOOK, SharedSums},
 };
 
 /// How long a member probes for an unreachable process.
@@ -305,8 +305,7 @@ impl Summing for StageSums {
     }
 
     fn end(&mut self) -> Result<Tensor, PeerError> {
-        let longest = SUM_STANDSTILL * self.shared.deadline;
-        let begun = Instant::now();
+        let wait = ReplicaWait::new(&self.shared, self.stage);
         loop {
             if let Some(sum) = self.sums.end(LOOK).map_err(|error| self.lost(&error))? {
                 return Ok(sum);
@@ -314,10 +313,8 @@ impl Summing for StageSums {
             if let Some(failed) = self.shared.failed() {
                 return Err(failed);
             }
-            self.shared.watch.beat(self.stage);
-            let stands = begun.elapsed().min(self.shared.watch.standstill()) >= longest;
-            if stands || begun.elapsed() >= SUM_MAX {
-                let (stage, waited) = (self.stage, begun.elapsed());
+            if let Some(waited) = wait.too_long() {
+                let stage = self.stage;
                 let process = match self.others[..] {
                     [one] => Some(one),
                     _ => None,

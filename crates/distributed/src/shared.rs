@@ -3,16 +3,23 @@
 
 use std::{
     sync::{Arc, Mutex},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 use gpipe::processes::PeerError;
 use gpipe_bridge::c10d::{self, Group};
+use gpipe_core::StageId;
 
 use crate::{
     interrupt::{Interrupt, Longest},
     watch::Watch,
 };
+
+/// Number of timeouts that a replica waits for the others while no device comes on. The runtime
+/// ends a standstill a little later, and could not name the replica.
+const SUM_STANDSTILL: u32 = 2;
+/// Longest wait for another replica that does come on, but not to where it is waited for.
+const SUM_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// State that the ends of links share.
 pub(crate) struct Shared {
@@ -55,5 +62,28 @@ impl Shared {
             Some(known) => known,
             None => self.watch.fail(&self.watch.lost(rank, &error.to_string())),
         }
+    }
+}
+
+/// A stage's wait for other replicas.
+pub(crate) struct ReplicaWait<'s> {
+    shared: &'s Shared,
+    stage: StageId,
+    begun: Instant,
+}
+
+impl<'s> ReplicaWait<'s> {
+    /// Begins to wait.
+    pub(crate) fn new(shared: &'s Shared, stage: StageId) -> Self {
+        Self { shared, stage, begun: Instant::now() }
+    }
+
+    /// Gives a sign of life, and returns how long the wait has lasted if that is too long.
+    pub(crate) fn too_long(&self) -> Option<Duration> {
+        let Shared { watch, deadline, .. } = self.shared;
+        watch.beat(self.stage);
+        let waited = self.begun.elapsed();
+        let stands = waited.min(watch.standstill()) >= SUM_STANDSTILL * *deadline;
+        (stands || waited >= SUM_MAX).then_some(waited)
     }
 }

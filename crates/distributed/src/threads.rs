@@ -25,7 +25,7 @@ use std::{
     io,
     net::{Ipv4Addr, TcpListener},
     sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError},
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use gpipe::processes::{PeerError, Summing};
@@ -34,16 +34,11 @@ use tch::Tensor;
 
 use crate::{
     joining::{Meeting, Store},
-    shared::Shared,
+    shared::{ReplicaWait, Shared},
 };
 
 /// How often a wait looks whether another replica has failed.
 pub(crate) const LOOK: Duration = Duration::from_millis(20);
-/// Number of timeouts that a replica waits for the others while no device comes on. The runtime
-/// ends a standstill a little later, and could not name the replica.
-pub(crate) const SUM_STANDSTILL: u32 = 2;
-/// Longest wait for another replica that does come on, but not to where it is waited for.
-pub(crate) const SUM_MAX: Duration = Duration::from_secs(24 * 3600);
 
 /// One meeting for each of `count` threads of this process.
 ///
@@ -189,8 +184,7 @@ impl StageBoard {
         &self,
         mut look: impl FnMut(&mut HashMap<Key, Exchange>) -> Look<T>,
     ) -> Result<T, PeerError> {
-        let longest = SUM_STANDSTILL * self.shared.deadline;
-        let begun = Instant::now();
+        let wait = ReplicaWait::new(&self.shared, self.stage);
         let mut exchanges = self.board.exchanges();
         loop {
             let missing = match look(&mut exchanges) {
@@ -201,10 +195,7 @@ impl StageBoard {
             if let Some(failed) = self.shared.failed() {
                 return Err(failed);
             }
-            self.shared.watch.beat(self.stage);
-            let stands = begun.elapsed().min(self.shared.watch.standstill()) >= longest;
-            if stands || begun.elapsed() >= SUM_MAX {
-                let waited = begun.elapsed();
+            if let Some(waited) = wait.too_long() {
                 return Err(self
                     .shared
                     .own(format!("{missing} of stage {} within {waited:.0?}", self.stage)));

@@ -26,6 +26,7 @@ const SOURCE: &str = "config.json";
 const PREFIX: &str = "model.";
 /// Prefix of the key of a fact about adapters.
 const ADAPTERS: &str = "lora.";
+
 /// The facts of a configured model, by configuration key.
 pub(crate) fn of(config: &Config) -> Facts {
     let all = match &config.model {
