@@ -296,7 +296,8 @@ def readme_table(found):
     sentences = [
         f"A training step in float32 on an {told.machine.title()}: {gpt.WORKLOAD.brief}, and"
         f" {amoeba.WORKLOAD.brief}.",
-        "gpipe runs two stages, one on each core ([the Python package](docs/guides/python.md#speed)).",
+        "gpipe runs two stages, one on each core"
+        " ([the Python package](docs/guides/python.md#speed)).",
         f"*Speed-up* is the peer's time divided by gpipe's, the median of {rounds} rounds.",
         "The transformer's peer is the fastest of plain PyTorch, torch.distributed.pipelining and"
         " torchgpipe.",
