@@ -104,8 +104,8 @@ def _are_close(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     """Whether outputs differ by no more than the order of sums may change them: an activation that
     is lost changes far more."""
     for a, b in zip(some, others):
-        if not a.is_floating_point():
-            if not _are_equal(a, b):
+        if a is None or b is None or not a.is_floating_point():
+            if a is not b and (a is None or b is None or not _are_equal(a, b)):
                 return False
             continue
         a, b = a.double(), b.double()
@@ -293,13 +293,17 @@ class Layer:
         that calls `self.relu(x)` and goes on with `x`: activations run out of place here. One
         sample shows it."""
         modes = [(own, own.training) for own in self.module.modules()]
-        samples = inputs[0].size(0) if inputs and inputs[0].dim() else 0
+        samples = next((own.size(0) for own in inputs if own is not None and own.dim()), 0)
+
+        def one_sample(own: torch.Tensor | None) -> torch.Tensor | None:
+            if own is None:
+                return None
+            return (own[:1] if own.dim() and own.size(0) == samples else own).clone()
 
         def outputs(inplace: bool) -> list[torch.Tensor]:
             for own in self.inplace:
                 own.inplace = inplace
-            given = [(own[:1] if own.dim() and own.size(0) == samples else own).clone()
-                     for own in inputs]
+            given = [one_sample(own) for own in inputs]
             value = given[0] if self.takes.is_tensor else self.takes.fill(given)
             return Structure.of(self.module(value))[1]
 

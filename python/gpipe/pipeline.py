@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import contextlib
 import functools
 import json
 import os
@@ -242,7 +243,8 @@ class Pipeline:
         try:
             report = StepReport.of(self._engine.train_step(tensors, targets, lr))
         except BaseException:
-            self._steps = self._engine.steps  # an interrupt may come after the update
+            with contextlib.suppress(Exception):  # the pipeline's thread may be gone
+                self._steps = self._engine.steps  # an interrupt may come after the update
             raise
         self._steps = report.step
         self._count_updates()
