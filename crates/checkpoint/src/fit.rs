@@ -89,7 +89,8 @@ impl Fit {
     /// - two tensors map to one parameter
     /// - a tensor for a parameter is not floating-point, or is not a matrix but is to be transposed
     /// - a rule of the map that is not optional matches no tensor
-    /// - a tensor is declared a copy of one that the file does not have
+    /// - a tensor is declared a copy of one that the file does not have, and whose parameter the
+    ///   model does not have
     pub fn new(
         parameters: &[(String, Vec<i64>)],
         file: &TensorSet,
@@ -118,10 +119,13 @@ impl Fit {
                 Mapped::Copy { to: Some(to), .. } if parameters.iter().any(|own| own.0 == to) => {
                     (to, false)
                 }
-                Mapped::Copy { to, of } => {
-                    fit.copies.push(copy(file, names, &entry.name, &of, to)?);
-                    continue;
-                }
+                Mapped::Copy { to, of } => match instead(parameters, file, names, &of) {
+                    Some(source) => source,
+                    None => {
+                        fit.copies.push(copy(file, names, &entry.name, &of, to)?);
+                        continue;
+                    }
+                },
                 Mapped::To { name, transpose } => (name, transpose),
             };
             match sources.entry(name) {
@@ -246,6 +250,20 @@ impl Fit {
                 .map_err(|error| FileError::format(file.path(), error.to_string()))
         }))
     }
+}
+
+/// The parameter that the tensor `of` becomes, and whether it is transposed, if `file` has no such
+/// tensor. A copy then takes its place: some programs write only one of two equal tensors.
+fn instead(
+    parameters: &[(String, Vec<i64>)],
+    file: &TensorSet,
+    names: &dyn Names,
+    of: &str,
+) -> Option<(String, bool)> {
+    let Mapped::To { name, transpose } = names.map(of) else { return None };
+    let is_missing = !file.entries().any(|entry| names.bare(&entry.name) == of);
+    let is_there = parameters.iter().any(|own| own.0 == name);
+    (is_missing && is_there).then_some((name, transpose))
 }
 
 /// Resolves the tensor `name`, which the map declares a copy of `of`.

@@ -23,7 +23,6 @@ use crate::{
     error::{CheckpointError, Result},
     files::{Files, failed},
     manifest,
-    settings::Settings,
 };
 
 /// The link to the newest checkpoint.
@@ -224,14 +223,23 @@ pub(crate) fn point_best(files: &Files, folder: &Path, batches: u64) -> Result<(
     if points || !folder.join(&name).is_dir() { Ok(()) } else { files.point(&link, &name) }
 }
 
-/// Removes old checkpoints, up to that of `batches`. It keeps the newest [`Settings::keep`] and the
-/// one that [`BEST`] names. Checkpoints after `batches` are not counted and stay: a search skipped
-/// them as damaged, so they are not part of this run.
-pub(crate) fn prune(files: &Files, folder: &Path, batches: u64, settings: &Settings) -> Result<()> {
-    let best = fs::read_link(folder.join(BEST)).ok().map(|target| folder.join(target));
+/// Removes old checkpoints, up to that of `batches`. It keeps the newest `keep`, that of `best`,
+/// and what [`BEST`] and [`LATEST`] name. Checkpoints after `batches` are not counted and stay: a
+/// search skipped them as damaged, so they are not part of this run.
+pub(crate) fn prune(
+    files: &Files,
+    folder: &Path,
+    batches: u64,
+    keep: usize,
+    best: Option<u64>,
+) -> Result<()> {
+    let links = [BEST, LATEST].map(|link| fs::read_link(folder.join(link)).ok());
+    let best = best.map(|best| name(best).into());
+    let kept: Vec<PathBuf> =
+        links.into_iter().flatten().chain(best).map(|target| folder.join(target)).collect();
     let own = list(folder)?.into_iter().filter(|(number, _)| *number <= batches);
-    for (_, path) in own.skip(settings.keep.max(1)) {
-        if Some(&path) != best.as_ref() {
+    for (_, path) in own.skip(keep.max(1)) {
+        if !kept.contains(&path) {
             remove(files, &path)?;
         }
     }

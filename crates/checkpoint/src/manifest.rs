@@ -163,21 +163,6 @@ pub enum FileKind {
 }
 
 impl Manifest {
-    /// Checks that no parameter has had more updates than the pipeline has counted steps, which
-    /// would be the result of a torn update.
-    fn check_updates(&self) -> Result<(), String> {
-        let step = self.counters.step;
-        for layer in &self.layers {
-            let torn = |own: &&Parameter| own.updates.is_some_and(|updates| updates > step);
-            if let Some(own) = layer.parameters.iter().find(torn) {
-                let updates = own.updates.unwrap_or_default();
-                let (layer, own) = (&layer.name, &own.name);
-                return Err(format!("{layer}.{own} has had {updates} updates at step {step}"));
-            }
-        }
-        Ok(())
-    }
-
     /// Encodes the manifest as the bytes of `manifest.json`.
     ///
     /// # Errors
@@ -254,7 +239,6 @@ impl Manifest {
     }
 
     fn check(&self) -> Result<(), String> {
-        self.check_updates()?;
         let mut names = HashSet::new();
         for layer in &self.layers {
             if !names.insert(&layer.name) {

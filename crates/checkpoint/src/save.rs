@@ -76,8 +76,8 @@ pub struct Saved {
     pub copied: Duration,
     /// How long writing took. Training continued.
     pub written: Duration,
-    /// Why a link still names an older checkpoint, or more than [`Settings::keep`] checkpoints
-    /// remain. The next save tries again.
+    /// Why a link is missing or still names an older checkpoint, or more than [`Settings::keep`]
+    /// checkpoints remain. The next save tries again.
     pub untidy: Option<String>,
 }
 
@@ -392,20 +392,26 @@ impl Whole {
         let target = folder.join(&name);
         folder::publish(files, folder, aside, &target)?;
         // The checkpoint is complete now, even if the links or the pruning fail.
-        let tidy = || {
+        let best = info.best.filter(|_| settings.keep_best).map(|best| best.batches);
+        let point = || {
             files.point(&folder.join(folder::LATEST), &name)?;
-            match info.best.filter(|_| settings.keep_best) {
-                Some(best) => folder::point_best(files, folder, best.batches)?,
-                None if settings.keep_best => {}
+            match best {
+                Some(best) => folder::point_best(files, folder, best),
+                None if settings.keep_best => Ok(()),
                 // The checkpoint that the link names is no longer kept.
-                None => files.remove(&folder.join(folder::BEST))?,
+                None => files.remove(&folder.join(folder::BEST)),
             }
+        };
+        let pointed = point();
+        // Some file systems have no links. Old checkpoints would fill the disk there.
+        let pruned = || {
             // Sync the links before removing what they named.
             files.sync_folder(folder)?;
             folder::remove_replaced(files, &target)?;
-            folder::prune(files, folder, batches, settings)
+            folder::prune(files, folder, batches, settings.keep, best)
         };
-        let untidy = tidy().err().map(|error| error.to_string());
+        let pruned = pruned();
+        let untidy = pointed.and(pruned).err().map(|error| error.to_string());
         Ok((manifest.bytes() + encoded.len() as u64, untidy))
     }
 }

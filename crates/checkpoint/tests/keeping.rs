@@ -231,9 +231,35 @@ fn fault_links_that_lead_nowhere_or_are_none() {
     let message = checkpoints.wait().unwrap().unwrap().untidy.unwrap();
     assert!(message.contains("latest") && message.contains("move that away"), "{message}");
     assert_eq!(newest(run.path()), Some(3));
-    let all = ["latest", "step-00000001", "step-00000002", "step-00000003"];
-    assert_eq!(names(run.path()), all, "nothing is left aside, and nothing was pruned");
+    let all = ["latest", "step-00000003"];
+    assert_eq!(names(run.path()), all, "nothing is left aside, and old ones are removed");
     assert_eq!(names(&run.path().join("latest")), ["mine"]);
+}
+
+/// Some file systems have no symbolic links. There every save reported one link and then removed no
+/// old checkpoint, until the disk was full.
+#[test]
+fn regression_old_ones_are_removed_where_there_are_no_links() {
+    let mut run = Run::new();
+    let no_links = |operation, _: &Path| match operation {
+        Operation::Link => Err(std::io::Error::from(std::io::ErrorKind::Unsupported)),
+        _ => Ok(()),
+    };
+    let files = Files::with_hook(Arc::new(no_links));
+    let best = Some(Best { batches: 2, loss: 0.5 });
+    for (keep_best, left) in [(false, &[6_u64, 5][..]), (true, &[6, 5, 2])] {
+        for batches in 1..=6 {
+            let settings = Settings { files: files.clone(), keep_best, ..keep(2) };
+            let mut checkpoints = Checkpoints::open(run.path(), settings).unwrap();
+            let info = RunInfo { best: best.filter(|own| own.batches <= batches), ..info(batches) };
+            checkpoints.save(&mut run.pipeline, info).unwrap();
+            let untidy = checkpoints.wait().unwrap().unwrap().untidy.unwrap();
+            assert!(untidy.contains("latest"), "{untidy}");
+        }
+        assert_eq!(run.numbers(), left);
+        assert_eq!(newest(run.path()), Some(6));
+        (1..=6).for_each(|number| drop(fs::remove_dir_all(path(run.path(), number))));
+    }
 }
 
 #[test]

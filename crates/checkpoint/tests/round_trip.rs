@@ -11,8 +11,9 @@ use std::{
 
 use common::{assert_same, bits, builder, flat, info, names, newest, path, save, step, trained};
 use gpipe::{
-    Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LearningRate, Moments, Pipeline, Remat,
-    RmsProp, Schedule, Sequence, TensorSpec,
+    Adafactor, Adam, Balance, CrossEntropy, Decay, Group, LayerError, LearningRate, Moments,
+    Optimizer, ParameterInfo, Pipeline, Remat, RmsProp, Schedule, Sequence, StateSpec, TensorSpec,
+    Update,
     layers::{Activation, Attention, Dropout, Embedding, Head, Linear, Mlp},
 };
 use gpipe_checkpoint::{
@@ -374,4 +375,54 @@ fn fault_a_name_that_is_too_long_for_a_file_is_an_error_that_leaves_nothing() {
     assert!(message.contains("0000-xxx") && message.contains("at most 1024"), "{message}");
     assert!(message.len() < 1000);
     assert!(names(folder.path()).is_empty());
+}
+
+/// Where an optimizer failed and the torn update was accepted, parameters have had more updates
+/// than the pipeline has counted steps. Such a state could be trained, but no checkpoint of it
+/// could ever be saved.
+#[test]
+fn regression_the_state_after_a_torn_update_is_saved() {
+    /// Adam, which fails in its first update of the last layer.
+    #[derive(Debug)]
+    struct FailsOnce(Adam, Mutex<bool>);
+    impl Optimizer for FailsOnce {
+        fn name(&self) -> &'static str {
+            self.0.name()
+        }
+        fn state(&self, parameter: &ParameterInfo) -> Vec<StateSpec> {
+            self.0.state(parameter)
+        }
+        fn temporaries(&self) -> usize {
+            self.0.temporaries()
+        }
+        fn lr(&self) -> f64 {
+            self.0.lr()
+        }
+        fn apply(&self, update: &Update) -> Result<(), LayerError> {
+            let is_last = update.names.iter().any(|name| name.starts_with("leave"));
+            if is_last && !std::mem::replace(&mut *self.1.lock().unwrap(), true) {
+                return Err(LayerError::Value("it fails once".into()));
+            }
+            self.0.apply(update)
+        }
+    }
+    let build = || {
+        let optimizer = FailsOnce(Adam { lr: 1e-2, ..Adam::default() }, Mutex::new(false));
+        builder(common::model()).stages(2).optimizer(optimizer).build().unwrap()
+    };
+    let mut pipeline = build();
+    let (x, y) = (
+        Tensor::ones([4, 3], (Kind::Float, tch::Device::Cpu)),
+        Tensor::ones([4, 2], (Kind::Float, tch::Device::Cpu)),
+    );
+    let error = pipeline.train_step(&x, &y).unwrap_err().to_string();
+    assert!(error.contains("it fails once"), "{error}");
+    assert!(pipeline.accept_torn_update().unwrap());
+    let accepted = flat(&mut pipeline);
+    let folder = tempfile::tempdir().unwrap();
+    save(folder.path(), Settings::default(), &mut pipeline, info(1));
+    let mut other = build();
+    let checkpoint = folder::newest(folder.path()).unwrap().found.unwrap();
+    checkpoint.restore(&mut other).unwrap();
+    assert_same(&flat(&mut other), &accepted, "restored");
 }
