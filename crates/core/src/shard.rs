@@ -16,7 +16,8 @@ use crate::units::Bytes;
 pub fn shards(bytes: &[Bytes], count: usize) -> Vec<usize> {
     let mut order: Vec<usize> = (0..bytes.len()).collect();
     order.sort_by_key(|&index| std::cmp::Reverse(bytes[index])); // stable: equal ones stay in order
-    let mut loads = vec![Bytes(0); count.max(1)];
+    // Shards beyond the number of parameters stay empty.
+    let mut loads = vec![Bytes(0); count.clamp(1, bytes.len().max(1))];
     let mut found = vec![0; bytes.len()];
     for index in order {
         let least = (0..loads.len()).min_by_key(|&shard| loads[shard]).unwrap_or(0);
@@ -31,7 +32,7 @@ pub fn largest(bytes: &[Bytes], count: usize) -> Bytes {
     if count <= 1 {
         return bytes.iter().copied().sum(); // the usual case, which a planner asks for often
     }
-    let mut loads = vec![Bytes(0); count.max(1)];
+    let mut loads = vec![Bytes(0); count.min(bytes.len())];
     for (shard, &own) in shards(bytes, count).into_iter().zip(bytes) {
         loads[shard] += own;
     }

@@ -15,9 +15,31 @@ struct Rule {
     gap_eighths: u64,
 }
 
+/// Maximum number of looks at a device by all rules together; a step takes one for each action and
+/// device. Large problems have fewer rules, so that this stays below some seconds.
+const LOOKS_MAX: u64 = 50_000_000;
+/// Minimum number of rules.
+const RULES_MIN: u64 = 4;
+
 /// The order of each rule that completes a step.
 pub(super) fn all(problem: &Problem) -> impl Iterator<Item = Orders> {
-    rules(problem).into_iter().filter_map(|rule| order(problem, rule))
+    let rules = rules(problem);
+    let most = (LOOKS_MAX / looks(problem)).max(RULES_MIN);
+    let step = (rules.len() as u64).div_ceil(most).max(1) as usize;
+    rules.into_iter().step_by(step).filter_map(|rule| order(problem, rule))
+}
+
+/// The number of looks of all rules that [`all`] tries.
+pub(super) fn cost(problem: &Problem) -> u64 {
+    let rules = rules(problem).len() as u64;
+    looks(problem).saturating_mul(rules.min((LOOKS_MAX / looks(problem)).max(RULES_MIN)))
+}
+
+/// The number of looks of one rule.
+fn looks(problem: &Problem) -> u64 {
+    let kinds = if problem.splits { 3 } else { 2 };
+    let actions = kinds * problem.stages.len() as u64 * problem.micro_batches as u64;
+    actions.saturating_mul(problem.devices() as u64).max(1)
 }
 
 fn rules(problem: &Problem) -> Vec<Rule> {

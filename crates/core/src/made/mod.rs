@@ -149,6 +149,11 @@ pub fn make(problem: &Problem, starts: &[ActionLists], budget: u64) -> Option<Ma
     Some(Made { lists: lists_of(&best.order), makespan: best.makespan, bound })
 }
 
+/// Roughly how many actions [`make`] simulates for `problem`, at most.
+pub fn cost(problem: &Problem, budget: u64) -> u64 {
+    list::cost(problem).saturating_add(budget)
+}
+
 /// A time that no order of `problem` undercuts. It takes no search.
 pub fn lower_bound(problem: &Problem) -> u64 {
     bound::of(problem)

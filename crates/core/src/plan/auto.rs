@@ -16,7 +16,7 @@ use super::{
 };
 use crate::{
     cost::LayerCost,
-    made::{Made, Problem, StageTimes, Transit, lower_bound, make},
+    made::{Made, Problem, StageTimes, Transit, cost, lower_bound, make},
     memory::StageBytes,
     remat::Remat,
     schedule::{ActionLists, CustomSchedule, Schedule},
@@ -34,6 +34,8 @@ const ROUNDS_MAX: usize = 4;
 const BUDGET_TIMES: u64 = 30;
 /// An order after a layer has moved gets one part in this many of a candidate's budget.
 const MOVES_SHARE: u64 = 8;
+/// Maximum number of actions simulated for all orders after a layer has moved: about a minute.
+const MOVES_MAX: u64 = 1_000_000_000;
 
 /// The share of a step that an order has to save to replace what is configured.
 const GAIN_MIN: f64 = 0.01;
@@ -107,6 +109,8 @@ struct Ordered {
     step: Nanos,
     /// No order of the same stages takes less.
     bound: Nanos,
+    /// Roughly how many actions were simulated to make an order of this size.
+    cost: u64,
 }
 
 /// The best plan with a made order. `candidates` are plans to begin with, the best first.
@@ -125,9 +129,14 @@ fn best(request: &Request<'_>, candidates: &[Plan]) -> Result<Option<Ordered>, P
         }
     }
     let Some(mut best) = best else { return Ok(None) };
+    let mut left = MOVES_MAX;
     while request.balance.is_none() {
         let mut better = None;
         for plan in moved(&best.plan) {
+            left = left.saturating_sub(best.cost);
+            if left == 0 {
+                break;
+            }
             let lists = best.plan.schedule.actions(best.plan.devices(), plan.micro_batches);
             let own = ordered(request, &plan, &[lists], budget / MOVES_SHARE)?;
             if let Some(own) = own.filter(|own| own.step < best.step) {
@@ -222,7 +231,8 @@ fn ordered(
         if over.iter().all(|bytes| *bytes == 0) {
             let step = prediction.step();
             let bound = if is_plan { Nanos(bound) } else { least }.min(step);
-            return Ok(Some(Ordered { plan, step, bound }));
+            let cost = cost(&problem, budget);
+            return Ok(Some(Ordered { plan, step, bound, cost }));
         }
         for (room, over) in problem.room.iter_mut().zip(over) {
             *room = room.saturating_sub(over);

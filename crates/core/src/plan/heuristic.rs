@@ -194,38 +194,46 @@ impl Trial<'_, '_> {
     }
 
     /// All moves: one layer more in one stage and one less in another, with the stages between
-    /// shifted by one layer; and another policy for each stage.
-    fn moves(&self, plan: &Plan) -> Vec<Plan> {
-        let mut all = Vec::new();
+    /// shifted by one layer; and another policy for each stage. Each is made when it is asked for,
+    /// because their number is the square of that of the stages.
+    fn moves(&self, plan: &Plan) -> impl Iterator<Item = Plan> + use<> {
+        let plan = plan.clone();
         let stages = plan.balance.len();
-        if self.request.balance.is_none() {
-            // Try near stages first.
-            for apart in 1..stages {
-                for low in 0..stages - apart {
-                    let high = low + apart;
-                    for (from, to) in [(low, high), (high, low)] {
-                        if plan.balance[from] > 1 {
-                            let mut moved = plan.clone();
-                            moved.balance[from] -= 1;
-                            moved.balance[to] += 1;
-                            all.push(moved);
-                        }
-                    }
-                }
+        // Try near stages first.
+        let apart = 1..if self.request.balance.is_none() { stages } else { 1 };
+        let pairs = apart.flat_map(move |apart| {
+            (0..stages - apart).flat_map(move |low| [(low, low + apart), (low + apart, low)])
+        });
+        let policies: Vec<Remat> = match self.request.remat {
+            None => self.policies(&plan.schedule, plan.micro_batches).collect(),
+            Some(_) => Vec::new(),
+        };
+        let others = (0..stages).flat_map({
+            let plan = plan.clone();
+            move |stage| {
+                let own = plan.remat.of(stage);
+                let tried = policies.clone().into_iter().filter(move |policy| *policy != own);
+                tried.map(move |policy| (stage, policy))
             }
-        }
-        if self.request.remat.is_none() {
-            for stage in 0..stages {
-                let tried = self.policies(&plan.schedule, plan.micro_batches);
-                for policy in tried.filter(|own| *own != plan.remat.of(stage)) {
-                    let mut policies: Vec<Remat> =
-                        (0..stages).map(|stage| plan.remat.of(stage)).collect();
-                    policies[stage] = policy;
-                    all.push(Plan { remat: RematPolicies::by_stage(policies), ..plan.clone() });
-                }
+        });
+        let changed = {
+            let plan = plan.clone();
+            move |(stage, policy)| {
+                let mut policies: Vec<Remat> =
+                    (0..stages).map(|stage| plan.remat.of(stage)).collect();
+                policies[stage] = policy;
+                Plan { remat: RematPolicies::by_stage(policies), ..plan.clone() }
             }
-        }
-        all
+        };
+        let moved = move |(from, to): (usize, usize)| {
+            (plan.balance[from] > 1).then(|| {
+                let mut moved = plan.clone();
+                moved.balance[from] -= 1;
+                moved.balance[to] += 1;
+                moved
+            })
+        };
+        pairs.filter_map(moved).chain(others.map(changed))
     }
 }
 

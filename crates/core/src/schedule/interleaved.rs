@@ -45,7 +45,7 @@ pub(super) fn actions(
         action((chunks - 1 - chunk) * devices + device, Op::Backward, m)
     };
     let total = whole * chunks;
-    let warm_up = total.min(2 * (devices - 1 - device) + (chunks - 1) * devices);
+    let warm_up = total.min(2 * (devices - 1 - device) + chunks.saturating_sub(1) * devices);
     let warm = (0..warm_up).map(forward);
     let steady = (warm_up..total).flat_map(|n| [forward(n), backward(n - warm_up)]);
     let cool_down = (total - warm_up..total).map(backward);
