@@ -15,11 +15,12 @@ SETTINGS_SAY = """\
 - *none*: no deterministic algorithms either."""
 FAIR = """\
 Both sides have the same weights, mini-batch (which starts on the CPU), fused optimizer and
-{warm_up} warm-up steps. A step ends when its kernels have: gpipe waits after every action, PyTorch
-before and after the step. TF32 is off on both sides (`NVIDIA_TF32_OVERRIDE=0`). In bfloat16 gpipe
-computes with bfloat16 copies of float32 weights, PyTorch under autocast, which keeps norms and
-losses in float32. Peak bytes are the most that libtorch's allocator had given out, on both sides.
-Figures are medians of each process's median step, with the least and the most of all rounds."""
+{warm_up} warm-up steps. A step ends when its kernels have. gpipe uses deterministic kernels, and
+PyTorch its defaults, which may be faster. TF32 is off on both sides (`NVIDIA_TF32_OVERRIDE=0`). In
+bfloat16 gpipe computes with bfloat16 copies of float32 weights, PyTorch under autocast, which keeps
+norms and losses in float32. Peak bytes are the most that libtorch's allocator had given out, on
+both sides. Figures are medians of each process's median step, with the least and the most of all
+rounds."""
 
 
 def report(data):

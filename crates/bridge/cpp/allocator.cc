@@ -212,13 +212,19 @@ std::atomic<uint32_t> arenas_used{1};
 
 // A process may fork while a thread is in the allocator, as Python's loaders of data do. Without
 // this, that arena would stay locked in the child for ever.
+// Another thread may enter a new arena between the two, so the first says how many it locked.
+uint32_t arenas_locked = 0;
+
 void lock_all() {
-  for (uint32_t index = 0; index < arenas_used; ++index)
+  const uint32_t count = arenas_used;
+  for (uint32_t index = 0; index < count; ++index)
     arenas()[index].mutex.lock();
+  arenas_locked = count;
 }
 
 void unlock_all() {
-  for (uint32_t index = 0; index < arenas_used; ++index)
+  const uint32_t count = arenas_locked;
+  for (uint32_t index = 0; index < count; ++index)
     arenas()[index].mutex.unlock();
 }
 

@@ -134,8 +134,7 @@ struct Attention : torch::autograd::Function<Attention> {
 };
 
 bool has_attention_kernel(const at::Tensor &x) {
-  return x.device().is_cpu() && x.layout() == at::kStrided && x.dim() == 4 &&
-         (x.scalar_type() == at::kFloat || x.scalar_type() == at::kBFloat16);
+  return kernels_take(x) && x.dim() == 4;
 }
 
 } // namespace

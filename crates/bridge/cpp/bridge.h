@@ -191,6 +191,7 @@ struct DeviceEvent {
   explicit DeviceEvent(bool timed);
   ~DeviceEvent();
   void block(DeviceStream stream) const;
+  void make_current() const;
   void synchronize() const;
   bool is_done() const;
   double ms_since(const DeviceEvent &earlier) const;
@@ -209,7 +210,8 @@ Address copy_on_stream(Address tensor, DeviceStream stream, int32_t to);
 Address upload(Address tensor, int32_t device);
 Address upload_on_stream(Address tensor, DeviceStream stream);
 void record_use(Address tensor, DeviceStream stream);
-void prefer_deterministic_kernels(bool prefer);
+void use_deterministic_kernels(bool deterministic, bool warn_only);
+bool uses_deterministic_kernels();
 MemoryStats gpu_stats(int32_t device);
 void reset_gpu_peak(int32_t device);
 

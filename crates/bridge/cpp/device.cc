@@ -88,6 +88,11 @@ DeviceEvent::DeviceEvent(bool timed)
     : impl(std::make_unique<Impl>(Impl{c10::Event(
           kGpu, timed ? c10::EventFlag::BACKEND_DEFAULT : c10::EventFlag::PYTORCH_DEFAULT)})) {}
 DeviceEvent::~DeviceEvent() = default;
+// libtorch makes an event's GPU current to destroy it, and then the one before. On a thread that
+// has used no GPU, that is GPU 0, where CUDA would then make a context of hundreds of megabytes.
+void DeviceEvent::make_current() const {
+  c10::impl::VirtualGuardImpl(kGpu).setDevice(gpu(impl->event.device_index()));
+}
 void DeviceEvent::block(DeviceStream stream) const { impl->event.block(unpack(stream)); }
 void DeviceEvent::synchronize() const { impl->event.synchronize(); }
 bool DeviceEvent::is_done() const { return impl->event.query(); }
@@ -180,10 +185,12 @@ void record_use(Address tensor, DeviceStream stream) {
 
 // In this mode libtorch also fills every new tensor with NaN. That costs an extra kernel and
 // changes no result here, so it is turned off.
-void prefer_deterministic_kernels(bool prefer) {
-  at::globalContext().setDeterministicAlgorithms(prefer, /*warn_only=*/true);
+void use_deterministic_kernels(bool deterministic, bool warn_only) {
+  at::globalContext().setDeterministicAlgorithms(deterministic, warn_only);
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
+
+bool uses_deterministic_kernels() { return at::globalContext().deterministicAlgorithms(); }
 
 MemoryStats gpu_stats(int32_t device) {
   auto stats = c10::getDeviceAllocator(kGpu)->getDeviceStats(static_cast<c10::DeviceIndex>(device));

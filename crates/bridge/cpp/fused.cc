@@ -182,7 +182,7 @@ bool can_fuse(Address x) { return kernels_take(borrow(x)); }
 
 Address fused_rms_norm(Address x_address, Address w_address, double eps) {
   const at::Tensor &x = borrow(x_address), &w = borrow(w_address);
-  TORCH_CHECK(kernels_take(x) && w.dim() == 1 && w.is_contiguous() && w.device().is_cpu() &&
+  TORCH_CHECK(kernels_take(x) && w.dim() == 1 && w.is_contiguous() && kernels_take(w) &&
                   w.scalar_type() == x.scalar_type() && x.dim() >= 1 && w.numel() > 0 &&
                   x.size(-1) == w.size(0),
               "a norm of ", x.scalar_type(), " ", x.sizes(), " with a weight ", w.scalar_type(),

@@ -3,8 +3,10 @@
 // While a thread is in a scope, each random operator that is given no generator gets the scope's.
 // A dispatch key puts it there: the key has a kernel for exactly the operators whose schema names a
 // generator, and lets all others fall through, so that they cost nothing more. Operators that are
-// made of others (such as dropout) reach the dispatcher again with their parts, and are caught
-// there.
+// made of others (such as dropout on a CPU) reach the dispatcher again with their parts, and are
+// caught there. On a GPU, some are one kernel that draws from the process-wide generator, and their
+// schemas name none. Dropout and attention are made of parts here; cuDNN's recurrent layers are
+// refused.
 //
 // The key is PyTorch's own for tests of its dispatcher, because user code cannot add one. Only this
 // file knows it. The tests of `random.rs` notice if a later libtorch changes what it does.
@@ -13,6 +15,9 @@
 #include <ATen/Context.h>
 #include <ATen/core/Generator.h>
 #include <ATen/core/dispatch/Dispatcher.h>
+#include <ATen/ops/_scaled_dot_product_attention_math.h>
+#include <ATen/ops/empty_like.h>
+#include <ATen/ops/zeros.h>
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <mutex>
 #include <optional>
@@ -65,7 +70,11 @@ c10::Device device_of(const torch::jit::Stack &stack, std::size_t first) {
 c10::Device numbered(c10::Device device) {
   if (device.is_cpu() || device.has_index())
     return device;
-  return c10::Device(device.type(), 0);
+  return c10::impl::VirtualGuardImpl(device.type()).getDevice();
+}
+
+void go_on(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
 }
 
 void with_generator(const c10::OperatorHandle &op, c10::DispatchKeySet keys,
@@ -84,7 +93,55 @@ void with_generator(const c10::OperatorHandle &op, c10::DispatchKeySet keys,
       given = own;
     }
   }
-  op.redispatchBoxed(keys & c10::DispatchKeySet(c10::DispatchKeySet::FULL_AFTER, kKey), stack);
+  go_on(op, keys, stack);
+}
+
+// aten::native_dropout(input, p, train?) -> (output, mask)
+void dropout(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+  const auto arguments = torch::jit::last(*stack, 3);
+  const double p = arguments[1].toDouble();
+  const bool trains = arguments[2].isNone() || arguments[2].toBool();
+  if (scopes.empty() || !trains || p == 0)
+    return go_on(op, keys, stack);
+  const at::Tensor input = arguments[0].toTensor();
+  torch::jit::drop(*stack, 3);
+  const at::Tensor mask =
+      at::empty_like(input, input.options().dtype(at::kBool)).bernoulli_(1 - p);
+  const at::Tensor output = input.mul(mask).mul(p < 1 ? 1 / (1 - p) : 0.0);
+  torch::jit::push(*stack, output, mask);
+}
+
+// aten::scaled_dot_product_attention(query, key, value, mask?, dropout, is_causal, scale?, shared)
+void attention(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::jit::Stack *stack) {
+  const auto arguments = torch::jit::last(*stack, 8);
+  const double p = arguments[4].toDouble();
+  const at::Tensor q = arguments[0].toTensor();
+  if (scopes.empty() || p == 0 || q.is_cpu())
+    return go_on(op, keys, stack);
+  std::optional<at::Tensor> mask = arguments[3].toOptional<at::Tensor>();
+  if (mask.has_value() && mask->scalar_type() == at::kBool)
+    mask = at::zeros(mask->sizes(), q.options())
+               .masked_fill_(mask->logical_not(), -std::numeric_limits<double>::infinity());
+  const auto [output, weights] = at::_scaled_dot_product_attention_math(
+      q, arguments[1].toTensor(), arguments[2].toTensor(), mask, p, arguments[5].toBool(),
+      /*dropout_mask=*/{}, arguments[6].toOptional<double>(), arguments[7].toBool());
+  torch::jit::drop(*stack, 8);
+  torch::jit::push(*stack, output);
+}
+
+// Of cuDNN's recurrent layers.
+void without_dropout(const c10::OperatorHandle &op, c10::DispatchKeySet keys,
+                     torch::jit::Stack *stack) {
+  const auto &schema = op.schema();
+  const std::size_t first = stack->size() - schema.arguments().size();
+  const auto argument = [&](const char *name) {
+    return (*stack)[first + schema.argumentIndexWithName(name).value()];
+  };
+  TORCH_CHECK(scopes.empty() || !argument("train").toBool() ||
+                  argument("dropout").toDouble() == 0,
+              "cuDNN draws the dropout of recurrent layers itself: a recomputation would draw "
+              "other numbers; make each of them a layer of its own, with nn.Dropout between them");
+  go_on(op, keys, stack);
 }
 
 // Registers the key's kernels, for the rest of the process.
@@ -107,6 +164,11 @@ void install() {
         aten.impl(full.c_str(), torch::CppFunction::makeFromBoxedFunction<&with_generator>());
       }
     }
+    aten.impl("native_dropout", torch::CppFunction::makeFromBoxedFunction<&dropout>());
+    aten.impl("scaled_dot_product_attention",
+              torch::CppFunction::makeFromBoxedFunction<&attention>());
+    for (const char *name : {"_cudnn_rnn", "_cudnn_init_dropout_state"})
+      aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&without_dropout>());
   });
 }
 

@@ -154,6 +154,15 @@ impl Event {
         Ok(self.0.synchronize()?)
     }
 
+    /// Makes the event's GPU the current one of the calling thread. A thread that belongs to no
+    /// stage does this first: what it calls would otherwise begin to use GPU 0, too.
+    ///
+    /// # Errors
+    /// libtorch's errors.
+    pub fn make_current(&self) -> Result<()> {
+        Ok(self.0.make_current()?)
+    }
+
     /// Whether the stream has reached this point. It does not wait.
     ///
     /// # Errors
@@ -213,13 +222,42 @@ pub fn upload(tensor: &Tensor, device: tch::Device) -> Result<Tensor> {
     adopt(copy).ok_or_else(|| Error("a copy gave no tensor".into()))
 }
 
-/// Makes libtorch prefer deterministic kernels, and warn where it has none; `false` allows any
-/// kernel. This affects the whole process. New tensors stay uninitialized.
+/// What libtorch does on GPUs where an operator has no deterministic kernel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Determinism {
+    /// Such an operator is an error. This is what stages on GPUs have unless the process has chosen
+    /// something else before.
+    Required,
+    /// It warns. It also takes fused attention's backward without determinism, which is faster.
+    Preferred,
+    /// Any kernel may run.
+    Off,
+}
+
+/// Sets [`Determinism`] for the whole process. Stages on GPUs that begin later keep it, except for
+/// [`Determinism::Off`]. New tensors stay uninitialized.
 ///
 /// # Errors
 /// libtorch's errors.
-pub fn prefer_deterministic_kernels(prefer: bool) -> Result<()> {
-    Ok(bridged::prefer_deterministic_kernels(prefer)?)
+pub fn set_determinism(own: Determinism) -> Result<()> {
+    let (deterministic, warn_only) = match own {
+        Determinism::Required => (true, false),
+        Determinism::Preferred => (true, true),
+        Determinism::Off => (false, false),
+    };
+    Ok(bridged::use_deterministic_kernels(deterministic, warn_only)?)
+}
+
+/// Sets [`Determinism::Required`] unless the process has chosen that or
+/// [`Determinism::Preferred`].
+///
+/// # Errors
+/// libtorch's errors.
+pub fn require_determinism() -> Result<()> {
+    match bridged::uses_deterministic_kernels()? {
+        true => Ok(()),
+        false => set_determinism(Determinism::Required),
+    }
 }
 
 /// Memory that libtorch's allocator holds on GPU number `device`, for all its users in this
@@ -264,12 +302,12 @@ mod tests {
     /// extra kernel per tensor.
     #[test]
     fn regression_deterministic_kernels_leave_new_tensors_unfilled() {
-        prefer_deterministic_kernels(true).unwrap();
+        set_determinism(Determinism::Required).unwrap();
         let options = (tch::Kind::Float, tch::Device::Cpu);
         drop(Tensor::f_zeros([1 << 16], options).unwrap());
         let filled = Tensor::f_empty([1 << 16], options).unwrap().f_isnan().unwrap();
         let all = filled.f_all().unwrap().f_int64_value(&[]).unwrap();
-        prefer_deterministic_kernels(false).unwrap();
+        set_determinism(Determinism::Off).unwrap();
         assert_eq!(all, 0, "every element of a new tensor is NaN");
     }
 }

@@ -227,6 +227,7 @@ pub(crate) mod bridged {
 
         type DeviceEvent;
         fn block(self: &DeviceEvent, stream: DeviceStream) -> Result<()>;
+        fn make_current(self: &DeviceEvent) -> Result<()>;
         fn synchronize(self: &DeviceEvent) -> Result<()>;
         fn is_done(self: &DeviceEvent) -> Result<bool>;
         fn ms_since(self: &DeviceEvent, earlier: &DeviceEvent) -> Result<f64>;
@@ -242,7 +243,8 @@ pub(crate) mod bridged {
         unsafe fn upload(tensor: usize, device: i32) -> Result<usize>;
         unsafe fn upload_on_stream(tensor: usize, stream: DeviceStream) -> Result<usize>;
         unsafe fn record_use(tensor: usize, stream: DeviceStream) -> Result<()>;
-        fn prefer_deterministic_kernels(prefer: bool) -> Result<()>;
+        fn use_deterministic_kernels(deterministic: bool, warn_only: bool) -> Result<()>;
+        fn uses_deterministic_kernels() -> Result<bool>;
         fn gpu_stats(device: i32) -> Result<MemoryStats>;
         fn reset_gpu_peak(device: i32) -> Result<()>;
 

@@ -67,6 +67,7 @@ mod tests {
             Tensor::randint(1000, [3], CPU),
             Tensor::randperm(50, CPU),
             x.dropout(0.5, true),
+            x.native_dropout(0.5, true).0,
             x.alpha_dropout(0.5, true),
             x.feature_dropout(0.5, true),
             x.rand_like(),
@@ -131,5 +132,12 @@ mod tests {
         let y = x.dropout(0.5, true);
         y.sum(Kind::Float).backward();
         assert_eq!(x.grad(), y.detach());
+        let x = Tensor::ones([100], CPU).set_requires_grad(true);
+        let y = x.native_dropout(0.5, true).0;
+        y.sum(Kind::Float).backward();
+        assert_eq!(x.grad(), y.detach());
+        let kept = y.gt(0.0).sum(Kind::Int64).int64_value(&[]);
+        assert!((20..80).contains(&kept) && y.max().double_value(&[]) == 2.0, "{kept} of 100");
+        assert_eq!(x.native_dropout(0.5, false).0, x, "in evaluation");
     }
 }

@@ -144,7 +144,8 @@ impl Sender {
 
 impl Outbound<Value> for Sender {
     fn send(&mut self, envelope: Envelope<Value>) -> Result<(), PeerError> {
-        let parts = encode(envelope, |ready| ready.synchronize());
+        let parts =
+            encode(envelope, |ready| ready.make_current().and_then(|()| ready.synchronize()));
         self.send_parts(parts.map_err(|reason| self.shared.own(reason))?)
     }
 

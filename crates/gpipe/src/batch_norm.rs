@@ -216,3 +216,40 @@ pub(crate) fn combine(
     let squares = sum(variances.f_add(&apart)?.f_mul(&counts)?)?;
     Ok(Some((total, mean, squares)))
 }
+
+#[cfg(test)]
+mod tests {
+    use tch::Device;
+
+    use super::*;
+
+    /// Without an eps, libtorch gives 0 for the inverse deviation of a constant channel. The
+    /// variance, which is 1 / inverse^2 - eps, was infinite, and so was the running one from then
+    /// on.
+    #[test]
+    fn regression_a_constant_channel_without_eps_has_no_variance() {
+        let values = [1.0_f32, 7.0, 3.0, 7.0]; // two samples; the second channel is constant
+        let input = Tensor::from_slice(&values).reshape([2, 2]);
+        let zeros = Tensor::zeros([2], (Kind::Float, Device::Cpu));
+        let ones = Tensor::ones([2], (Kind::Float, Device::Cpu));
+        let none: Option<Tensor> = None;
+        let (_, mean, inverse) = Tensor::native_batch_norm(
+            &input,
+            none.as_ref(),
+            none.as_ref(),
+            Some(&zeros),
+            Some(&ones),
+            true,
+            0.1,
+            0.0,
+        );
+        let seen =
+            BatchStatistics { first: 0, momentum: Some(0.1), eps: 0.0, count: 2, mean, inverse };
+        let (count, mean, squares) = combine(vec![(MicroBatch(0), seen)]).unwrap().unwrap();
+        assert_eq!(count, 2);
+        assert_eq!(Vec::<f64>::try_from(mean).unwrap(), [2.0, 7.0]);
+        let squares = Vec::<f64>::try_from(squares).unwrap();
+        assert!((squares[0] - 2.0).abs() < 1e-6, "rounding of float32: {squares:?}");
+        assert_eq!(squares[1], 0.0);
+    }
+}

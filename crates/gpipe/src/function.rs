@@ -32,7 +32,7 @@
 use gpipe_bridge::custom::custom;
 use tch::Tensor;
 
-use crate::{arguments::if_defined, error::LayerError};
+use crate::error::LayerError;
 
 /// An operation with a backward of its own.
 ///
@@ -83,8 +83,15 @@ pub struct Computed {
 /// As for [`Function::forward`]. An error or panic of the backward is the error of the layer's
 /// backward, with the function's name.
 pub fn apply(function: impl Function, inputs: &[&Tensor]) -> Result<Vec<Tensor>, LayerError> {
+    if let Some(absent) = inputs.iter().position(|input| !input.defined()) {
+        return Err(LayerError::Value(format!(
+            "input {} of '{}' is absent: give a function only what is there",
+            absent + 1,
+            function.name()
+        )));
+    }
     let plain: Vec<Tensor> =
-        inputs.iter().map(|input| if_defined(input, Tensor::f_detach)).collect::<Result<_, _>>()?;
+        inputs.iter().map(|input| input.f_detach()).collect::<Result<_, _>>()?;
     let Computed { outputs, saved } = {
         let _no_grad = tch::no_grad_guard();
         function.forward(&plain)?

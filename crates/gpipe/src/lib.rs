@@ -94,6 +94,7 @@ pub use error::{Error, LayerError, Result, StageError};
 pub use function::{Computed, Function, apply};
 pub use gpipe_bridge::{
     convolution::Geometry,
+    device::{Determinism, set_determinism},
     images::{Pooling, Windows},
     linear::Kernels,
     memory::keep_freed_memory,

@@ -6,8 +6,11 @@
 mod common;
 
 use common::{Features, Recipe, Run, assert_close, assert_same_bits, batch, log_skipped, model};
-use gpipe::{Bytes, Device, Remat, Schedule, TopK};
-use tch::Kind;
+use gpipe::{
+    Bytes, Device, Forward, Infer, Layer, LayerError, MeanSquaredError, Pipeline, Remat, Schedule,
+    Sequence, Sgd, TensorSpec, TopK, layers::Linear,
+};
+use tch::{Kind, Tensor};
 
 /// Whether `test` must be skipped; if so, writes that to the log.
 fn skipped(test: &str) -> bool {
@@ -264,5 +267,50 @@ fn gpu_offload_copies_out_and_back_what_a_micro_batch_saved() {
         assert!(two > 0 && four > two, "{schedule}: {two} {four} {eight}");
         // From two to four micro-batches come as many blocks, twice, as from four to eight.
         assert_eq!(eight - four, 2 * (four - two), "{schedule}: {two} {four} {eight}");
+    }
+}
+
+/// On GPUs, dropout and attention are operators that draw without being given a generator. They
+/// drew from the process's, so a recomputation had another mask than the forward.
+#[test]
+fn regression_gpu_operators_that_draw_draw_the_same_again() {
+    if skipped("regression_gpu_operators_that_draw_draw_the_same_again") {
+        return;
+    }
+    struct Draws;
+    impl Layer for Draws {
+        fn kind(&self) -> &'static str {
+            "draws"
+        }
+        fn infer(&self, _: &mut Infer, x: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
+            Ok(x.to_vec())
+        }
+        fn forward(&self, _: &mut Forward, x: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
+            let x = x[0].f_dropout(0.5, true)?;
+            let (q, mask) = (x.f_reshape([-1, 1, 4, 8])?, None::<Tensor>);
+            let y =
+                Tensor::f_scaled_dot_product_attention(&q, &q, &q, mask, 0.5, false, None, false)?;
+            Ok(vec![y.f_reshape(x.size())?.f_add(&x)?])
+        }
+    }
+    let trained = |remat: Remat, devices: &[Device]| {
+        let model = Sequence::new().push("in", Linear::new(32, 32)).push("draws", Draws);
+        let model = model.push("out", Linear::new(32, 3));
+        let builder = Pipeline::builder(model, TensorSpec::new([2, 32], Kind::Float)).seed(5);
+        let builder = builder.loss(MeanSquaredError).optimizer(Sgd::new(0.1)).remat(remat);
+        let builder = builder.micro_batches(3).stages(devices.len()).devices(devices.to_vec());
+        let mut pipeline = builder.build().unwrap();
+        let x = Tensor::arange(192, (Kind::Float, tch::Device::Cpu)).sin().reshape([6, 32]);
+        for _ in 0..3 {
+            pipeline.train_step(&x, x.narrow(1, 0, 3)).unwrap();
+        }
+        pipeline.parameters().unwrap()
+    };
+    let last = Device::Cuda(Device::gpus() - 1);
+    let expected = trained(Remat::Never, &[GPU]);
+    for (remat, devices) in
+        [(Remat::Always, &[GPU][..]), (Remat::Never, &[GPU, last]), (Remat::Always, &[last, GPU])]
+    {
+        assert_same_bits(&trained(remat, devices), &expected, &format!("{remat} {devices:?}"));
     }
 }

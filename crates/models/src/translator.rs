@@ -109,3 +109,19 @@ fn last(outputs: &[Tensor]) -> Result<Tensor> {
 fn no_source(group: usize) -> Error {
     Error::Input(format!("there is no source of group {group}"))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Tokens of prefixes of unequal length were put into one table one after another, so a
+    /// sentence had another's.
+    #[test]
+    fn regression_prefixes_of_unequal_length_are_refused() {
+        let rows = rows_of(&[vec![1, 2, 3], vec![4, 5, 6]], 1).unwrap();
+        assert_eq!(rows.size(), [2, 2]);
+        assert_eq!(Vec::<i64>::try_from(rows.flatten(0, -1)).unwrap(), [2, 3, 5, 6]);
+        let error = rows_of(&[vec![1, 2, 3], vec![4], vec![5, 6]], 0).unwrap_err().to_string();
+        assert!(error.contains("have 3 and 1 tokens"), "{error}");
+    }
+}

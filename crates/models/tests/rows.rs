@@ -3,8 +3,8 @@
 //! computed so.
 
 use gpipe::{
-    Accuracy, Adam, CrossEntropy, IntoTensors, MeanSquaredError, Pipeline, PipelineBuilder,
-    Sequence, Sgd, TensorSpec, TopK,
+    Accuracy, Adam, CrossEntropy, IntoTensors, LayerError, Loss, LossContext, MeanSquaredError,
+    Pipeline, PipelineBuilder, Sequence, Sgd, TensorSpec, TopK,
     estimate::Rate,
     layers::{Head, Linear, TokenTable},
 };
@@ -109,6 +109,61 @@ fn transparency_of_rows() {
         for run in Run::all(model().len()).into_iter().step_by(3) {
             assert_same_bits(&trained(&run), &expected, &format!("{run:?} {kind:?}"));
         }
+    }
+}
+
+/// Rows whose loss is a constant have no gradient. What had been in memory there went to the layer
+/// before as their gradient.
+#[test]
+fn regression_rows_without_a_gradient_have_a_gradient_of_0() {
+    /// Cross entropy, which is a constant where no target counts.
+    struct OfTargets;
+    impl Loss for OfTargets {
+        fn check(
+            &self,
+            ctx: &LossContext<'_, TensorSpec>,
+            outputs: &[TensorSpec],
+            targets: &[TensorSpec],
+        ) -> Result<(), LayerError> {
+            CrossEntropy::default().check(ctx, outputs, targets)
+        }
+        fn sum(
+            &self,
+            ctx: &LossContext<'_>,
+            outputs: &[Tensor],
+            targets: &[Tensor],
+        ) -> Result<Tensor, LayerError> {
+            match targets[0].ge(0).any().int64_value(&[]) {
+                0 => Ok(Tensor::zeros([], (outputs[0].kind(), outputs[0].device()))),
+                _ => CrossEntropy::default().sum(ctx, outputs, targets),
+            }
+        }
+        fn count(&self, ctx: &LossContext<'_>, targets: &[Tensor]) -> Result<f64, LayerError> {
+            CrossEntropy::default().count(ctx, targets)
+        }
+        fn by_rows(&self) -> bool {
+            true
+        }
+    }
+    let gradients = |rows: Option<usize>| {
+        let model =
+            Sequence::new().push("first", Linear::new(3, 4)).push("last", Linear::new(4, 5));
+        let builder = Pipeline::builder(model, TensorSpec::new([6, 3], Kind::Float)).seed(3);
+        let builder = builder.loss(OfTargets).optimizer(Sgd::new(0.1)).keep_gradients();
+        let builder = match rows {
+            Some(rows) => builder.loss_rows(rows),
+            None => builder,
+        };
+        let mut pipeline = builder.build().unwrap();
+        let x = Tensor::arange(18, (Kind::Float, tch::Device::Cpu)).sin().reshape([6, 3]);
+        // Memory with other numbers in it, for what is not written.
+        drop(Tensor::full([6, 4], f64::NAN, (Kind::Float, tch::Device::Cpu)));
+        pipeline.train_step(&x, Tensor::from_slice(&[-100_i64, -100, 1, 4, -100, -100])).unwrap();
+        pipeline.gradients().unwrap()
+    };
+    for ((name, own), (_, whole)) in gradients(Some(2)).iter().zip(&gradients(None)) {
+        let apart = (own - whole).abs().max().double_value(&[]);
+        assert!(apart < 1e-6, "{name}: {apart}"); // roundings of sums in another order
     }
 }
 

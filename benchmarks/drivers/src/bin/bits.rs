@@ -116,7 +116,7 @@ impl Work {
         };
         // A stage on a GPU requests deterministic kernels when it is built.
         if !self.deterministic {
-            gpipe_bridge::device::prefer_deterministic_kernels(false)?;
+            gpipe_bridge::device::set_determinism(gpipe_bridge::device::Determinism::Off)?;
         }
         Ok(pipeline)
     }

@@ -438,9 +438,12 @@ impl ActiveStage<'_> {
             let (scale, lr, number) = (verdict.scale, feed.lr, feed.step + 1);
             let replicas = self.replicas.as_deref_mut();
             let update = StepUpdate { gradients, running, scale, lr, number, replicas };
-            self.parameters.update(self.config, update).map_err(in_operation("the update"))?;
-            self.device.settle().map_err(in_operation("the update"))?;
-            self.device.restore_cap().map_err(in_operation("memory"))?;
+            let updated = self.parameters.update(self.config, update);
+            let updated = updated.and_then(|()| self.device.settle());
+            // After a failure, too: an accepted update goes on under the cap.
+            let restored = self.device.restore_cap();
+            updated.map_err(in_operation("the update"))?;
+            restored.map_err(in_operation("memory"))?;
         }
         self.step.gradients.clear();
         self.step.running.clear();

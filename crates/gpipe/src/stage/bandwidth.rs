@@ -35,11 +35,14 @@ pub(crate) fn offload_speed(
         Some(_) => None,
         None => Some(Spill::new(folder, SHARED_ARENA, patience)?),
     };
+    // One stream for all rounds: memory is kept for each, so the fastest round allocates none.
+    let stream = device.gpu().map(Stream::new).transpose()?;
     let (mut out, mut back) = (Duration::MAX, Duration::MAX);
     for round in 0..ROUNDS {
-        let (left, returned) = match &file {
-            Some(spill) => through_file(spill, round)?,
-            None => through_host(device)?,
+        let (left, returned) = match (&file, &stream) {
+            (Some(spill), _) => through_file(spill, round)?,
+            (None, Some(stream)) => through_host(stream)?,
+            (None, None) => break,
         };
         (out, back) = (out.min(left), back.min(returned));
     }
@@ -71,8 +74,7 @@ fn through_file(spill: &Spill, round: usize) -> Result<(Duration, Duration), Lay
     Ok((out, begun.elapsed()))
 }
 
-fn through_host(device: Device) -> Result<(Duration, Duration), LayerError> {
-    let stream = Stream::new(device.gpu().unwrap_or_default())?;
+fn through_host(stream: &Stream) -> Result<(Duration, Duration), LayerError> {
     // On the stream of the copies, which then need not wait for another.
     let empty = Tensor::f_zeros([BLOCK as i64], (Kind::Uint8, tch::Device::Cpu))?;
     let block = |_| Ok(stream.upload(&empty)?);

@@ -80,7 +80,7 @@ impl StageDevice {
             Some(number) => {
                 let compute = Stream::new(number)?;
                 compute.enter()?;
-                device::prefer_deterministic_kernels(true)?;
+                device::require_determinism()?;
                 // The first allocation creates the GPU's allocator. An earlier user may have left a
                 // peak.
                 drop(Tensor::f_zeros([1], (tch::Kind::Float, device.tch()))?);

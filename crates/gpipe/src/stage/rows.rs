@@ -73,7 +73,8 @@ impl ByRows {
             Some(all) => all,
             None => {
                 let options = (rows.kind(), rows.device());
-                all.insert(Tensor::f_empty(self.x.size(), options)?)
+                // A chunk whose loss is a constant has no gradient.
+                all.insert(Tensor::f_zeros(self.x.size(), options)?)
             }
         };
         all.f_narrow(0, start, rows.size2()?.0)?.f_copy_(rows)?;
