@@ -75,7 +75,15 @@ fn declared() -> (HashMap<String, Table>, HashMap<String, Kinds>) {
                         doc: doc(&field.attrs),
                         of: type_name(&field.ty),
                     };
-                    let fields = fields.named.into_iter().map(key).collect();
+                    // What serde skips cannot be configured.
+                    let is_skipped = |own: &Attribute| match &own.meta {
+                        Meta::List(list) => {
+                            list.path.is_ident("serde") && list.tokens.to_string() == "skip"
+                        }
+                        _ => false,
+                    };
+                    let is_key = |field: &syn::Field| !field.attrs.iter().any(is_skipped);
+                    let fields = fields.named.into_iter().filter(is_key).map(key).collect();
                     tables.insert(own.ident.to_string(), Table { doc: doc(&own.attrs), fields });
                 }
                 Item::Enum(own) => {

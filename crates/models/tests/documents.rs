@@ -2,7 +2,7 @@
 //! same bits at every cut, schedule and policy. `fault_`: inputs that do not fit.
 
 use gpipe::{
-    CrossEntropy, Pipeline, TensorSpec, Tensors,
+    BalancedExperts, CrossEntropy, Pipeline, TensorSpec, Tensors,
     layers::{DOCUMENTS, RotaryScaling},
 };
 use gpipe_models::Llama;
@@ -91,6 +91,38 @@ fn oracle_gradients_of_packed_rows_are_those_of_documents_alone() {
     let (loss, alone) = gradients(alone, &Tensor::cat(&row_targets, 0));
     assert!((packed_loss - loss).abs() < 1e-12 * loss, "{packed_loss} {loss}");
     for ((name, a), (_, b)) in packed.iter().zip(&alone) {
+        let apart = (a - b).abs().max().double_value(&[]);
+        assert!(apart <= 1e-10 * b.abs().max().double_value(&[]).max(1e-6), "{name}: {apart:e}");
+    }
+}
+
+/// Padding chose experts like a token. It is the same everywhere, so it chose the same ones, and
+/// the balance of experts was that of padding.
+#[test]
+fn regression_padding_has_no_part_in_the_balance_of_experts() {
+    let model = experts(0.5);
+    let loss = BalancedExperts { loss: CrossEntropy::default(), weight: 0.5, top_k: 2 };
+    let trained = |inputs: Tensors, targets: &Tensor| {
+        let builder = Pipeline::builder(model.build().unwrap(), vec![spec(3)]);
+        let builder = builder.named_input(DOCUMENTS, spec(3)).kind(Kind::Double).loss(loss);
+        let builder = builder.keep_gradients().optimizer(gpipe::Sgd::new(0.1));
+        let mut own = builder.build().unwrap();
+        let loss = own.train_step(inputs, targets).unwrap().loss;
+        (loss, own.gradients().unwrap())
+    };
+    let (all, targets) = (tokens(3, LENGTH, 1), tokens(3, LENGTH, 4));
+    let short = |of: &Tensor| of.narrow(1, 0, 4);
+    let alone = Tensors::new(short(&all)).named(DOCUMENTS, None);
+    let (expected, alone) = trained(alone, &short(&targets));
+    let padding = |of: &Tensor, with: i64| {
+        let filling = Tensor::full([3, LENGTH - 4], with, (Kind::Int64, tch::Device::Cpu));
+        Tensor::cat(&[short(of), filling], 1)
+    };
+    let documents = padding(&all.zeros_like(), -1);
+    let padded = Tensors::new(padding(&all, 0)).named(DOCUMENTS, documents);
+    let (loss, padded) = trained(padded, &padding(&targets, -100));
+    assert!((loss - expected).abs() < 1e-12 * expected, "{loss} {expected}");
+    for ((name, a), (_, b)) in padded.iter().zip(&alone) {
         let apart = (a - b).abs().max().double_value(&[]);
         assert!(apart <= 1e-10 * b.abs().max().double_value(&[]).max(1e-6), "{name}: {apart:e}");
     }

@@ -381,6 +381,10 @@ fn oracle_files_as_their_makers_write_them_are_read() {
             "moe_intermediate_size": 24, "norm_topk_prob": true, "num_experts": 8,
             "num_experts_per_tok": 2, "output_router_logits": false,
             "router_aux_loss_coef": 0.001, "sliding_window": null, "use_sliding_window": false}),
+        // Qwen3-Coder: what its family does anyway
+        json!({"model_type": "qwen3_moe", "moe_intermediate_size": 24, "num_experts": 8,
+            "num_experts_per_tok": 2, "qkv_bias": false, "shared_expert_intermediate_size": 0,
+            "use_qk_norm": true, "output_attentions": false, "tokenizer_class": "Qwen2Tokenizer"}),
     ];
     for more in all {
         let read = config(&with(&more).to_string()).unwrap();

@@ -9,9 +9,10 @@ use crate::{error::LayerError, layer::Infer, spec::TensorSpec};
 /// positions].
 ///
 /// Each value is the position in the row at which the document of that position begins. Padding has
-/// any other value, such as -1. A position attends only to positions of the same document, and
-/// position numbers restart at 0 with each document, as if each document had a separate row (Krell
-/// et al. 2021, section 3.2). Without this input, or if it is `None`, a row is one document.
+/// -1, and no part in the balance of experts. A position attends only to positions of the same
+/// document, and position numbers restart at 0 with each document, as if each document had a
+/// separate row (Krell et al. 2021, section 3.2). Without this input, or if it is `None`, a row is
+/// one document.
 pub const DOCUMENTS: &str = "documents";
 
 /// Declares that a layer uses [`DOCUMENTS`]. Returns whether the pipeline has this input.

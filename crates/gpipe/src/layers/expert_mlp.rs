@@ -15,7 +15,7 @@ use tch::{Kind, Tensor};
 use crate::{
     error::LayerError,
     layer::{Forward, Init, ParameterSpec},
-    layers::gated_mlp::gated,
+    layers::{documents::DOCUMENTS, gated_mlp::gated},
     spec::TensorSpec,
     tape::{Tape, Var},
 };
@@ -71,7 +71,7 @@ pub(super) struct Mixed {
     /// As the input.
     pub output: Tensor,
     /// How the tokens were divided: [samples, 2, experts], in float32 at least. First the number of
-    /// times that an expert was chosen, then the sum of its probabilities.
+    /// times that an expert was chosen, then the sum of its probabilities. Padding does not count.
     pub division: Option<Tensor>,
 }
 
@@ -141,7 +141,7 @@ impl ExpertMlp {
             false => weights,
         };
         let division = match self.balance {
-            true => Some(self.divided(&probabilities, &chosen, x.size()[0])?),
+            true => Some(self.divided(ctx, &probabilities, &chosen, x.size()[0])?),
             false => None,
         };
         let slots = chosen.f_reshape([-1])?;
@@ -195,15 +195,23 @@ impl ExpertMlp {
     /// [`Mixed::division`].
     fn divided(
         &self,
+        ctx: &Forward,
         probabilities: &Tensor,
         chosen: &Tensor,
         samples: i64,
     ) -> Result<Tensor, LayerError> {
+        let kind = probabilities.kind();
+        let mut ones = chosen.f_one_hot(self.experts)?.f_to_kind(kind)?;
+        let mut probabilities = probabilities.shallow_clone();
+        if let Some(documents) = ctx.named(DOCUMENTS) {
+            let is_token = documents.f_ge(0)?.f_reshape([-1, 1])?.f_to_kind(kind)?;
+            probabilities = probabilities.f_mul(&is_token)?;
+            ones = ones.f_mul(&is_token.f_unsqueeze(-1)?)?;
+        }
         let of_samples = |x: &Tensor| x.f_reshape([samples, -1, self.experts]);
         let sum = |x: Tensor| x.f_sum_dim_intlist([1_i64].as_slice(), false, None);
-        let ones = chosen.f_one_hot(self.experts)?.f_to_kind(probabilities.kind())?;
         let counts = sum(of_samples(&ones)?)?;
-        Ok(Tensor::f_stack(&[counts, sum(of_samples(probabilities)?)?], 1)?)
+        Ok(Tensor::f_stack(&[counts, sum(of_samples(&probabilities)?)?], 1)?)
     }
 
     /// Records what [`ExpertMlp::apply`] computes, assuming tokens are spread evenly over experts.

@@ -15,7 +15,8 @@ use crate::{
 /// `weight * experts * sum_e f_e * p_e`,
 ///
 /// where `f_e` is the share of tokens that chose expert `e`, and `p_e` its mean probability (Fedus
-/// et al. 2022, equations 4 to 6). As in Hugging Face's transformers, both are over all layers.
+/// et al. 2022, equations 4 to 6). As in Hugging Face's transformers, both are over all layers, and
+/// padding does not count.
 ///
 /// The second output is [samples, 2, experts], as [`LlamaBlock`](crate::layers::LlamaBlock) makes
 /// it. The term is computed for each micro-batch and weighted by the micro-batch's share of the
@@ -83,8 +84,9 @@ impl<L: Loss> Loss for BalancedExperts<L> {
         // Sums over the samples: [2, experts].
         let all = division.f_sum_dim_intlist([0_i64].as_slice(), false, None)?;
         let (counts, probabilities) = (all.f_select(0, 0)?.f_detach()?, all.f_select(0, 1)?);
-        // Each token of each layer chose this many experts.
+        // Each token of each layer chose this many experts. There may be padding alone.
         let tokens = counts.f_sum(counts.kind())?.f_div_scalar(self.top_k.max(1) as f64)?;
+        let tokens = tokens.f_clamp_min(1.0)?;
         let squares = counts.f_mul(&probabilities)?.f_sum(counts.kind())?;
         let term = squares.f_div(&tokens.f_square()?)?.f_mul_scalar(experts as f64)?;
         let share = self.loss.count(ctx, targets)?;

@@ -161,6 +161,10 @@ fn experts(keys: &mut Keys, family: Family, blocks: i64) -> Result<Option<Expert
             (keys.whole("intermediate_size")?, true, vec![true; count])
         }
         _ => {
+            // What the family always does. Its official folders of coding models say so.
+            keys.only("use_qk_norm", true.into())?;
+            keys.only("qkv_bias", false.into())?;
+            keys.only("shared_expert_intermediate_size", 0.into())?;
             let step = keys.whole_or("decoder_sparse_step")?.unwrap_or(1) as u64;
             let dense = keys.get("mlp_only_layers").unwrap_or_else(|| Value::Array(Vec::new()));
             let listed = dense.as_array().map(|all| all.iter().map(Value::as_u64).collect());

@@ -23,7 +23,7 @@ use super::{
 };
 use crate::{
     CliError,
-    config::{Config, JsonlConfig, PackingChoice},
+    config::{Config, Data, JsonlConfig, PackingChoice},
     numbers::counted,
 };
 
@@ -39,7 +39,7 @@ pub(crate) struct Jsonl {
     fingerprint: String,
     config: Config,
     sequence: usize,
-    packing: PackingChoice,
+    told: Told,
 }
 
 impl Jsonl {
@@ -98,8 +98,8 @@ impl Jsonl {
         let tokenizer = vocabulary.tokenizer()?;
         let _ = write!(summary, "vocabulary {}{learned}", tokenizer.vocabulary());
         let fingerprint = fingerprint(&train);
-        let (config, sequence) = (config.clone(), data.sequence);
-        Ok(Self { vocabulary, train, validation, summary, fingerprint, config, sequence, packing })
+        let (config, sequence, told) = (config.clone(), data.sequence, Told::of(config));
+        Ok(Self { vocabulary, train, validation, summary, fingerprint, config, sequence, told })
     }
 }
 
@@ -122,7 +122,7 @@ impl Task for Jsonl {
         samples: u64,
         _fed: Range<usize>,
     ) -> Result<MakeBatch, CliError> {
-        let (config, packing) = (&self.config, self.packing);
+        let (config, told) = (&self.config, self.told);
         let all = RowBatches::new(
             self.train.clone(),
             self.sequence,
@@ -130,12 +130,12 @@ impl Task for Jsonl {
             config.seed,
         )?;
         let all = all.starting_at(batches, samples);
-        Ok(Box::new(move |number| Ok(tensors(&all.batch(number), packing)?)))
+        Ok(Box::new(move |number| Ok(tensors(&all.batch(number), told)?)))
     }
 
     fn validation(&self, _fed: bool) -> Result<Vec<Part<'_>>, CliError> {
         let most = self.config.train.validation_tokens;
-        held_out(&self.validation, &self.config, self.packing, most)
+        held_out(&self.validation, &self.config, self.told, most)
     }
 }
 
@@ -143,7 +143,7 @@ impl Task for Jsonl {
 fn held_out<'a>(
     source: &'a Source,
     config: &Config,
-    packing: PackingChoice,
+    told: Told,
     most: usize,
 ) -> Result<Vec<Part<'a>>, CliError> {
     let mut seen = 0;
@@ -153,13 +153,13 @@ fn held_out<'a>(
         seen += batch.targets.iter().filter(|target| **target != IGNORE).count();
         goes_on
     });
-    Ok(Part::all(Box::new(all.map(move |batch| Ok(tensors(&batch, packing)?)))))
+    Ok(Part::all(Box::new(all.map(move |batch| Ok(tensors(&batch, told)?)))))
 }
 
 /// The samples to measure a trained model on: those in `files`, or those that the run held out.
 pub(crate) struct Measured {
     source: Source,
-    packing: PackingChoice,
+    told: Told,
     /// Where they are from.
     pub what: String,
 }
@@ -205,24 +205,47 @@ impl Measured {
             let lost = counted(rows.long.lost, "token");
             let _ = write!(what, "; longer than data.sequence: {} ({lost} cut off)", rows.long.cut);
         }
-        Ok(Self { source: Source { samples, rows }, packing, what })
+        Ok(Self { source: Source { samples, rows }, told: Told::of(config), what })
     }
 
     /// The rows in order, up to the mini-batch in which `most` targets are reached.
     pub(crate) fn parts(&self, config: &Config, most: usize) -> Result<Vec<Part<'_>>, CliError> {
-        held_out(&self.source, config, self.packing, most)
+        held_out(&self.source, config, self.told, most)
     }
 }
 
-/// Adds the input that keeps documents of a row apart, if they are to be kept apart, and what fills
-/// up rows.
+/// What the model is told about the documents in a row.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Told {
+    Nothing,
+    /// Where each begins, so that they do not attend to each other.
+    Beginnings,
+    /// Which positions are padding. The others are one document.
+    Padding,
+}
+
+impl Told {
+    fn of(config: &Config) -> Self {
+        let comes_from_elsewhere = matches!(&config.data, Data::Jsonl(data) if data.others);
+        match config.packing() {
+            Some(PackingChoice::Separate) => Self::Beginnings,
+            // The balance of experts is that of tokens.
+            _ if super::balances_experts(config).is_some() && !comes_from_elsewhere => {
+                Self::Padding
+            }
+            _ => Self::Nothing,
+        }
+    }
+}
+
+/// Adds the input that tells of documents, if there is one, and what fills up rows.
 pub(super) fn with_rows(
     mut builder: PipelineBuilder,
     config: &Config,
     samples: usize,
 ) -> PipelineBuilder {
     let mut inputs = vec![Some(0)];
-    if config.packing() == Some(PackingChoice::Separate) {
+    if Told::of(config) != Told::Nothing {
         let shape = [samples, super::sequence(config)].map(|size| size as i64);
         builder = builder.named_input(DOCUMENTS, TensorSpec::new(shape, Kind::Int64));
         inputs.push(Some(NO_DOCUMENT));
@@ -230,16 +253,19 @@ pub(super) fn with_rows(
     builder.padding(Padding { inputs, targets: vec![Some(IGNORE)] })
 }
 
-/// A mini-batch as tensors: inputs, targets, and if they are kept apart the documents, int64
-/// [samples, sequence].
-fn tensors(own: &PackedBatch, packing: PackingChoice) -> Result<Batch, tch::TchError> {
+/// A mini-batch as tensors: inputs, targets, and what is told of documents, int64 [samples,
+/// sequence].
+fn tensors(own: &PackedBatch, told: Told) -> Result<Batch, tch::TchError> {
     let PackedBatch { batch, documents } = own;
     let shape = [batch.samples as i64, batch.sequence as i64];
     let tensor = |values: &[i64]| Tensor::f_from_slice(values)?.f_reshape(shape);
     let mut inputs = tensor(&batch.inputs)?.into_tensors();
-    if packing == PackingChoice::Separate {
-        inputs = inputs.named(DOCUMENTS, tensor(documents)?);
-    }
+    inputs = match told {
+        Told::Nothing => inputs,
+        Told::Beginnings => inputs.named(DOCUMENTS, tensor(documents)?),
+        // All begin at 0 where they are one.
+        Told::Padding => inputs.named(DOCUMENTS, tensor(documents)?.f_clamp_max(0)?),
+    };
     Ok(Batch { inputs, targets: tensor(&batch.targets)?, samples: batch.samples as u64 })
 }
 
