@@ -61,11 +61,16 @@ class _Run(torch.autograd.Function):
         wanted = ctx.needs_input_grad[5:]
         first = [own.to(*like) if needed and own is not None else None
                  for own, needed, like in zip(of_inputs, wanted, ctx.inputs)]
-        found = [*first, *[given.get(own.name) for own in ctx.parameters]]
+        found = [*first, *[_like(given.get(own.name), own.tensor) for own in ctx.parameters]]
         if torch.is_grad_enabled():  # create_graph=True
             found = _Once.apply(len(found), *found, *ctx.saved_tensors,
                                 *[own for own in gradients if own is not None])
         return (None, None, None, None, None, *found)
+
+
+def _like(gradient: torch.Tensor | None, tensor: torch.Tensor) -> torch.Tensor | None:
+    """The gradient where autograd wants it: the engine gives it on the CPU."""
+    return gradient if gradient is None else gradient.to(tensor.device, tensor.dtype)
 
 
 class _Once(torch.autograd.Function):

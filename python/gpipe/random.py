@@ -1,9 +1,10 @@
 """Random numbers inside layers: keyed by seed, layer, step and micro-batch, so that neither the
 number of stages nor a recomputation changes them.
 
-Operators of PyTorch that draw (`torch.rand`, `bernoulli_`, `nn.LSTM`'s dropout, ...) are keyed by
-the engine itself. What is here replaces functions of PyTorch by ones that do the same outside
-of layers. Inside of layers:
+Operators of PyTorch that draw (`torch.rand`, `bernoulli_`, ...) are keyed by the engine itself. The
+dropout between the layers of an `nn.LSTM` is, too, on CPUs. On GPUs cuDNN draws it, and it is
+refused. What is here replaces functions of PyTorch by ones that do the same outside of layers.
+Inside of layers:
 
 - `F.dropout` and the dropout of `F.scaled_dot_product_attention` are keyed by sample, so that the
   number of micro-batches does not change a mask either;

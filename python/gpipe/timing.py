@@ -49,6 +49,7 @@ def _timed(
     best = float("inf")
     for _ in range(ROUNDS):
         inputs = [_leaf(own) for own in values]
+        _wait(inputs)
         start = time.perf_counter()
         with skip.Recorder({name: _leaf(own) for name, own in popped.items()}) as recorder:
             output = layer.module(layer.takes.fill(inputs))
@@ -58,10 +59,17 @@ def _timed(
         if outputs and leaves:
             ones = [torch.ones_like(own) for own in outputs]
             torch.autograd.grad(outputs, leaves, ones, allow_unused=True)
+        _wait(tensors)
         best = min(best, time.perf_counter() - start)
     kept = {name: own for name, own in skips.items() if name not in popped}
     kept.update({name: own.detach() for name, own in recorder.stashed if own is not None})
     return best * 1e9, [own.detach() for own in tensors], kept
+
+
+def _wait(tensors: list[torch.Tensor]) -> None:
+    """Waits for kernels on GPUs, which run beside Python."""
+    for device in {own.device for own in tensors if own.is_cuda}:
+        torch.cuda.synchronize(device)
 
 
 def _leaf(tensor: torch.Tensor) -> torch.Tensor:

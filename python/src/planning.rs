@@ -12,6 +12,7 @@ use gpipe_checkpoint::{
     folder::{self, Found},
 };
 use gpipe_core::partition::by_cost;
+use gpipe_observe::step_file::STAGES_MAX;
 use pyo3::{exceptions::PyValueError, prelude::*, types::PyDict};
 use pyo3_tch::PyTensor;
 use tch::Tensor;
@@ -72,6 +73,9 @@ pub(crate) fn plan<'py>(
         schedules = Schedule::NAMED.to_vec();
     }
     let most = stages.iter().copied().max().unwrap_or(1);
+    if most > STAGES_MAX {
+        return Err(wrong(format!("stages: {most}: use at most {STAGES_MAX}")));
+    }
     let devices = vec![PlanDevice { memory: memory.map(Bytes), ..PlanDevice::default() }; most];
     let request = Request {
         model: &measured.costs,

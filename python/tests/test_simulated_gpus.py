@@ -105,3 +105,55 @@ def test_regression_a_state_that_is_read_is_the_stages():
     """
     ran = run("-c", textwrap.dedent(script))
     assert ran.returncode == 0, ran.stderr
+
+
+def test_regression_numbers_are_drawn_on_the_gpu_of_the_stage():
+    """An operator that is told "cuda" drew with the generator of the first GPU, and was refused on
+    the others."""
+    script = """
+        import gpipe
+        import torch
+        from torch import nn
+
+        class Noise(nn.Module):
+            def forward(self, x):
+                return x + torch.normal(0.0, 1.0, tuple(x.shape), device=x.device.type)
+
+        def trained(devices, remat):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(6, 6), nn.Linear(6, 3), Noise())
+            optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+            pipe = gpipe.Pipeline(net, torch.ones(8, 6), devices=devices, micro_batches=2,
+                                  loss=nn.MSELoss(), optimizer=optimizer, remat=remat)
+            return [pipe.train_step(torch.ones(8, 6), torch.ones(8, 3)).loss for _ in range(3)]
+
+        wanted = trained(["cuda:0"], "never")
+        assert trained(["cuda:0", "cuda:1"], "always") == wanted
+        assert trained(["cuda:1"], "always") == wanted
+    """
+    ran = run("-c", textwrap.dedent(script))
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_regression_gradients_are_where_the_module_is():
+    """The engine gives them on the CPU, and autograd refused them for a module on a GPU."""
+    script = """
+        import gpipe
+        import torch
+        from torch import nn
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 6), nn.Tanh(), nn.Linear(6, 3))
+        x = torch.ones(8, 6).cumsum(1)
+        net(x).sum().backward()
+        wanted = [own.grad.clone() for own in net.parameters()]
+        net.zero_grad()
+        net.to("cuda:0")
+        pipe = gpipe.Pipeline(net, x, devices=["cuda:0", "cuda:1"], micro_batches=2)
+        pipe(x).sum().backward()
+        for own, expected in zip(net.parameters(), wanted):
+            assert own.grad.device == own.device
+            torch.testing.assert_close(own.grad.cpu(), expected)
+    """
+    ran = run("-c", textwrap.dedent(script))
+    assert ran.returncode == 0, ran.stderr
