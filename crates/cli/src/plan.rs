@@ -3,8 +3,14 @@
 use std::path::PathBuf;
 
 use gpipe::{Balance, Bytes, Nanos, Schedule};
-use gpipe_core::plan::{Found, PlanDevice, advice, explain};
-use gpipe_observe::picture::{self, Panel, Scene};
+use gpipe_core::{
+    partition::uniform,
+    plan::{Found, PlanDevice, advice, explain},
+};
+use gpipe_observe::{
+    picture::{self, Panel, Scene},
+    step_file::STAGES_MAX,
+};
 
 use crate::{
     CliError,
@@ -21,8 +27,6 @@ use crate::{
     values::ScheduleChoice,
 };
 
-/// Maximum number of devices of a plan.
-const DEVICES_MAX: usize = 4096;
 /// Plans, prints explanations, and writes the requested files.
 pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let mut config = Config::load(&arguments.config)?.before_order();
@@ -36,8 +40,16 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let devices = arguments.devices.unwrap_or(config.pipeline.stages);
     let caps = std::mem::take(&mut config.pipeline.memory.0);
     let devices = placed(devices, &caps, &arguments.speed)?;
-    let balance = fixed_balance(&config, arguments.config.balance.is_some());
     let mut source = source(arguments, &config)?;
+    let balance = match (arguments.config.balance.is_some(), &arguments.stages[..]) {
+        (false, _) => None,
+        (true, []) => fixed_balance(&config, source.costs.layers.len(), devices.len())?,
+        (true, &[stages]) => fixed_balance(&config, source.costs.layers.len(), stages)?,
+        (true, _) => {
+            let reason = "--balance is of one number of stages: give one --stages";
+            return Err(CliError::Usage(reason.into()));
+        }
+    };
     let remat = arguments.remat.clone();
     let makes_orders = arguments.schedule.contains(&ScheduleChoice::Auto);
     let named = arguments.schedule.iter().filter(|choice| **choice != ScheduleChoice::Auto);
@@ -240,9 +252,9 @@ pub(crate) fn placed(
             "{given} {what} for {count} devices: give one for all, or one for each"
         ))),
     };
-    if !(1..=DEVICES_MAX).contains(&count) {
+    if !(1..=STAGES_MAX).contains(&count) {
         return Err(CliError::Usage(format!(
-            "{count} devices (--devices, or pipeline.stages): use 1 to {DEVICES_MAX}"
+            "{count} devices (--devices, or pipeline.stages): use 1 to {STAGES_MAX}"
         )));
     }
     fits(caps.len(), "memory caps")?;
@@ -254,10 +266,18 @@ pub(crate) fn placed(
     Ok((0..count).map(device).collect())
 }
 
-/// The cut, if the command line fixes it.
-pub(crate) fn fixed_balance(config: &Config, given: bool) -> Option<Vec<usize>> {
+/// The configured cut of a number of layers into `stages`, if it does not follow from costs.
+pub(crate) fn fixed_balance(
+    config: &Config,
+    layers: usize,
+    stages: usize,
+) -> Result<Option<Vec<usize>>, CliError> {
     match &config.pipeline.balance {
-        Balance::Layers(layers) if given => Some(layers.clone()),
-        _ => None,
+        Balance::Layers(layers) => Ok(Some(layers.clone())),
+        Balance::Uniform => {
+            let cut = uniform(layers, stages);
+            cut.map(Some).map_err(|error| CliError::Usage(error.to_string()))
+        }
+        Balance::Cost => Ok(None),
     }
 }

@@ -153,7 +153,7 @@ pub(crate) fn made(
             let pipeline = &config.pipeline;
             let choices = Choices {
                 micro_batches: vec![pipeline.micro_batches.min(config.samples_of_a_pipeline())],
-                balance: fixed_balance(config, true),
+                balance: fixed_balance(config, of.1.len(), pipeline.stages)?,
                 remat: Some(pipeline.remat.clone()),
                 takes_the_best: true,
                 ..Choices::default()
@@ -293,8 +293,8 @@ fn profiled(
         Ok(None)
     })?;
     let size = config.samples_of_a_micro_batch();
-    // Batch norms fix the size of micro-batches.
-    let lacks_it = |costs: &ModelCosts| costs.has_batch_norms() && !costs.has_size(size);
+    // Short measurements have one size, perhaps of another mini-batch.
+    let lacks_it = |costs: &ModelCosts| !costs.has_size(size);
     let old = match there {
         Some((path, found)) if !lacks_it(&found.costs) => return Ok(measured(found, &path)),
         old => old.map(|(_, found)| found),

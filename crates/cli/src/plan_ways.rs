@@ -158,7 +158,7 @@ fn others(config: &Config, devices: &[PlanDevice]) -> Vec<(Deployment, Config, V
             let mut other = config.clone();
             other.pipeline.replicas = replicas;
             other.pipeline.threads_per_stage = threads;
-            other.pipeline.stages = left / threads;
+            other.set_stages(left / threads, false);
             let deployment = Deployment { replicas, threads };
             all.push((deployment, other, devices[..left / threads].to_vec()));
         }

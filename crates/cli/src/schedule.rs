@@ -140,8 +140,13 @@ fn size(arguments: &ScheduleArguments, schedule: &Schedule) -> Result<(usize, us
     }
     let stages = schedule.stages(devices).map_err(misfit)?;
     schedule.check_micro_batches(micro_batches).map_err(misfit)?;
-    // An interleaved schedule is made for a multiple of its devices.
-    let whole = micro_batches.div_ceil(devices).saturating_mul(devices);
+    let whole = match schedule {
+        // It is made for a multiple of its devices.
+        Schedule::Interleaved(_) | Schedule::InterleavedZb(_) => {
+            micro_batches.div_ceil(devices).saturating_mul(devices)
+        }
+        _ => micro_batches,
+    };
     if stages.saturating_mul(whole).saturating_mul(4) > ACTIONS_MAX {
         return Err(CliError::Usage(format!(
             "{stages} stages and {micro_batches} micro-batches are more than {ACTIONS_MAX} \

@@ -71,6 +71,9 @@ fn transparency_of_a_training_of_adapters() {
     assert!(folder.weights("two") == folder.weights("again"));
     let refused = ["train", "--resume", middle, "--set", "lora.alpha=1", "--out", "other"];
     folder.refuses(&refused, &["lora.alpha", "cannot change from"]);
+    // It was said to be allowed, and then the checkpoint did not fit.
+    let refused = ["train", "--resume", middle, "--dtype", "bfloat16", "--out", "other"];
+    folder.refuses(&refused, &["pipeline.dtype cannot", "are saved in the old dtype"]);
     let refused = ["train", "--resume", middle, "--lora", "4", "--out", "other"];
     folder.refuses(&refused, &["lora.rank cannot", "gpipe export RUN --to FOLDER", "--lora N"]);
 }

@@ -289,6 +289,11 @@ fn fault_each_command_says_which_runs_it_is_for() {
     let of_text = ["the model is of text", "leave --images and --confusion out"];
     folder.refuses(&["eval", "text run", "--images", "held-out"], &of_text);
     folder.refuses(&["eval", "text run", "--confusion", "x.tsv"], &of_text);
+    // A table that cannot be made leaves the file that is there. It was emptied first.
+    fs::write(folder.path("kept.tsv"), "kept").unwrap();
+    let into = ["eval", "run", "--images", "nowhere", "--confusion", "kept.tsv"];
+    folder.refuses(&into, &["nowhere"]);
+    assert_eq!(fs::read_to_string(folder.path("kept.tsv")).unwrap(), "kept");
     folder.refuses(&["eval", "run", "--averages"], &["kept no averages"]);
     folder.refuses(&[&TRAIN[..], &["--text", "text.txt"]].concat(), &["leave --text out"]);
     // A network that does not fit, and one of text.

@@ -35,9 +35,14 @@ fn transparency_a_signal_saves_exactly_the_last_step_and_says_how_to_go_on() {
     for (signal, code, every) in
         [("TERM", 143, "none"), ("INT", 130, "10min"), ("HUP", 129, "none")]
     {
-        let mut process = Process::start(
-            &mut folder.command(&[&long(signal)[..], &["--checkpoint-every", every]].concat()),
-        );
+        let arguments = [&long(signal)[..], &["--checkpoint-every", every]].concat();
+        let own = folder.command(&arguments);
+        // Under `nohup`, the tests and what they start ignore SIGHUP.
+        let mut command = Command::new("env");
+        command.arg(format!("--default-signal={signal}")).arg(own.get_program()).args(&arguments);
+        command.envs(own.get_envs().filter_map(|(name, value)| Some((name, value?))));
+        command.current_dir(folder.path(""));
+        let mut process = Process::start(&mut command);
         process.until("step 1/300");
         process.signal(signal);
         assert_eq!(process.end(), Ok(code), "{}", process.printed);

@@ -322,6 +322,55 @@ fn oracle_auto_profiles_once_and_stays_within_the_memory() {
     assert!(json(&folder, "out/tiny-2/plan.json")["devices"][0]["memory"] == 1 << 20);
 }
 
+/// A short measurement has one size of micro-batches. With another mini-batch no M had that size,
+/// and there was "nothing to choose from".
+#[test]
+fn regression_auto_measures_what_another_mini_batch_needs() {
+    let folder = Folder::new();
+    let auto = |samples: &str, out: &str| {
+        let samples = format!("train.mini_batch={samples}");
+        let set = ["--set", &samples, "--set", "pipeline.micro_batches=2", "--out", out];
+        folder.succeeds(&with(TRAIN, &with(&set, &["--plan", "auto"])))
+    };
+    assert!(auto("6", "six").contains("profiling "));
+    let text = auto("4", "four");
+    assert!(text.contains("micro-batches of 2 samples are added"), "{text}");
+    assert!(!auto("6", "again").contains("profiling "));
+}
+
+/// The configuration's caps stayed, and the first step of the plan did not fit them.
+#[test]
+fn regression_a_plan_without_caps_is_run_without_caps() {
+    let folder = Folder::new();
+    let capped = ["--set", "pipeline.memory=1GiB"];
+    folder.succeeds(&with(PROFILE, &capped));
+    let plan = ["plan", "tiny.toml", "--memory", "none", "--out", "p.json"];
+    folder.succeeds(&with(&plan, &capped));
+    folder.succeeds(&with(TRAIN, &with(&["--plan", "p.json", "--out", "run"], &capped)));
+    let config = fs::read_to_string(folder.path("run/config.toml")).unwrap();
+    assert!(config.contains("\nmemory = \"none\"\n"), "{config}");
+}
+
+/// It was left to the planner, which cut as it liked.
+#[test]
+fn regression_a_uniform_cut_is_planned_as_one() {
+    let folder = Folder::new();
+    folder.succeeds(PROFILE);
+    let uniform = ["--balance", "uniform"];
+    let is_uniform = |path: &str| {
+        let plan = json(&folder, path);
+        let layers = plan["costs"]["layers"].as_array().unwrap().len();
+        let cut = serde_json::json!([layers.div_ceil(2), layers / 2]);
+        assert_eq!(plan["plan"]["balance"], cut);
+    };
+    folder.succeeds(&with(&["plan", "tiny.toml", "--stages", "2", "--out", "p.json"], &uniform));
+    is_uniform("p.json");
+    folder.succeeds(&with(TRAIN, &with(&["--schedule", "auto", "--out", "run"], &uniform)));
+    is_uniform("run/plan.json");
+    let several = with(&["plan", "tiny.toml", "--stages", "1,2"], &uniform);
+    folder.refuses(&several, &["give one --stages"]);
+}
+
 /// Replicas and threads, too, are planned, run, and kept when the run goes on.
 #[test]
 fn oracle_ways_to_use_the_cores_are_planned_and_run() {
@@ -362,6 +411,11 @@ fn oracle_ways_to_use_the_cores_are_planned_and_run() {
         let config = fs::read_to_string(folder.path(name).join("config.toml")).unwrap();
         assert!(config.contains(&format!("replicas = {replicas}")), "{config}");
         assert!(config.contains(&format!("threads_per_stage = {threads}")), "{config}");
+        // Equal devices, one named for each stage, are no other devices.
+        let named = format!("named-{name}");
+        let devices = ["--plan", "own.json", "--device", "cpu,cpu", "--out", &named];
+        folder.succeeds(&with(TRAIN, &devices));
+        assert!(folder.weights(&named) == folder.weights(name));
         let text = folder.succeeds(&["train", "--resume", name, "--steps", "4"]);
         assert!(!text.contains("pipeline."), "{text}");
     }

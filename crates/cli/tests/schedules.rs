@@ -121,6 +121,10 @@ fn oracle_other_schedules_are_planned_and_run() {
     let only = [&plan[..], &choose, &["--schedule", "interleaved:2"]].concat();
     let text = folder.succeeds(&only);
     assert!(text.contains("interleaved:2 on 2 devices") && text.contains("(device 0)"), "{text}");
+    // Many stages with few micro-batches are few actions.
+    folder.succeeds(&["schedule", "1f1b", "--stages", "1500", "--micro-batches", "1"]);
+    let text = ["--text", "text.txt", "--stages", "10000000000000"];
+    folder.refuses(&[&["train", "tiny.toml"], &text[..]].concat(), &["use at most 4096 stages"]);
     // Every profile knows what the halves of backwards take.
     let profile = ["profile", "tiny.toml", "--text", "text.txt", "--steps", "1"];
     folder.succeeds(&[&profile[..], &["--out", "own.json"]].concat());

@@ -54,6 +54,7 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Result<Vec<Change>, ConfigE
             reason: error.to_string(),
         })
     };
+    let has_adapters = new.lora.rank > 0;
     let (old, new) = (flatten(&table(old)?), flatten(&table(new)?));
     let value = |all: &[(String, toml::Value)], key: &str| {
         all.iter().find(|(name, _)| name == key).map(|(_, value)| value.clone())
@@ -68,7 +69,12 @@ pub(crate) fn changes(old: &Config, new: &Config) -> Result<Vec<Change>, ConfigE
             key: key.clone(),
             old: shown(&before),
             new: shown(&after),
-            effect: effect(key, &before, &after),
+            effect: match key.as_str() {
+                "pipeline.dtype" if has_adapters => {
+                    Effect::Refused("the weights below the adapters are saved in the old dtype")
+                }
+                _ => effect(key, &before, &after),
+            },
         })
     };
     Ok(keys.into_iter().filter_map(change).collect())

@@ -1,6 +1,8 @@
 //! Checks that no other module makes when it receives its part of a configuration, or makes only
 //! after long work.
 
+use gpipe_observe::step_file::STAGES_MAX;
+
 use super::{Config, ConfigError, Data, JsonlConfig, Model, PackingChoice, TextConfig};
 
 /// Maximum number of seconds of a timeout.
@@ -95,6 +97,10 @@ impl Config {
         let pipeline = &self.pipeline;
         if pipeline.stages == 0 {
             return refuse("pipeline.stages", 0, "use at least one stage");
+        }
+        if pipeline.stages > STAGES_MAX {
+            let reason = format!("use at most {STAGES_MAX} stages");
+            return refuse("pipeline.stages", pipeline.stages, &reason);
         }
         if pipeline.micro_batches == 0 {
             return refuse("pipeline.micro_batches", 0, "use at least 1");

@@ -245,7 +245,7 @@ pub(crate) fn measure(
 }
 
 /// The M whose steps fit this machine's memory even when all activations are kept, which is
-/// measured too. The other M are reported.
+/// measured too. Of several processes, each must have the memory. The other M are reported.
 fn that_fit(
     config: &Config,
     model: &Sequence,
@@ -267,9 +267,17 @@ fn that_fit(
             }
         }
     }
-    match last {
-        Some(error) if fit.is_empty() => Err(error),
-        _ => Ok(fit),
+    // Machines differ in free memory, and all must measure the same.
+    let told = processes.gathered(&fit)?;
+    fit.retain(|own| told.iter().all(|other| other.contains(own)));
+    match (fit.is_empty(), last) {
+        (false, _) => Ok(fit),
+        (true, Some(error)) => Err(error),
+        (true, None) => {
+            let reason = "no M fits the memory of the machines of all processes: use a larger \
+                pipeline.micro_batches, or more stages";
+            Err(CliError::Usage(reason.into()))
+        }
     }
 }
 
