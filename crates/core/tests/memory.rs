@@ -193,6 +193,7 @@ fn random_bytes(random: &mut Stream) -> StageBytes {
         update: bytes(30),
         // Here all devices share one memory.
         ahead: Bytes(0),
+        message: Bytes(0),
     }
 }
 
@@ -356,5 +357,20 @@ fn property_what_first_halves_find_is_held_as_long_as_it_waits() {
         let lists = vec![ops.into_iter().map(|op| Action { stage: StageId(0), op }).collect()];
         let program = lower(&lists, &Topology::chain(1), micro_batches as usize).unwrap();
         assert_eq!(compare(&mut random, &program), [true], "{}", lists[0].len());
+    }
+}
+
+/// A stage with a memory of its own has what comes ahead of it. Links of two places were assumed
+/// under every schedule, and breadth-first needs more, the more micro-batches there are.
+#[test]
+fn regression_longer_links_bring_more_messages_ahead() {
+    let schedule = Schedule::BreadthFirst(2);
+    for (micro_batches, more) in [(2, 0), (8, 2), (32, 14)] {
+        let compute = schedule.actions(2, micro_batches);
+        let program = lower(&compute, &Topology::chain(4), micro_batches).unwrap();
+        let (capacity, _) = simulate_with_room(&program, &Costs::unit(4)).unwrap();
+        let stages = [StageBytes { message: Bytes(1), ..StageBytes::default() }; 4];
+        let found = peaks(&program, capacity, &stages, &[]);
+        assert_eq!(found, [Bytes(more); 4], "M {micro_batches}: {capacity} places");
     }
 }

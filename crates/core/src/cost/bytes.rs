@@ -25,6 +25,8 @@ struct Received {
     gradients: Bytes,
     /// What may be there already for later micro-batches, at most.
     ahead: Bytes,
+    /// What comes from other stages for a micro-batch.
+    message: Bytes,
 }
 
 impl ModelCosts {
@@ -120,6 +122,7 @@ impl ModelCosts {
             update: update + used_elsewhere,
             // The gradients of tied weights may arrive before this stage's last backward.
             ahead: if self.own_memory { received.ahead + used_elsewhere } else { Bytes(0) },
+            message: if self.own_memory { received.message } else { Bytes(0) },
         }
     }
 
@@ -135,12 +138,13 @@ impl ModelCosts {
         // A sender copies a message before there is room for it on the link. The driver's inputs
         // come one micro-batch ahead, in the dtype that the caller gave.
         let under_way = LINK_CAPACITY + 1;
-        let forward = match range.start {
-            0 => inputs + self.fed.times(samples),
-            _ => (inputs + skips).times(under_way),
-        };
         let backward = gradients + returns.map(|skip| skip.bytes).sum();
-        Received { inputs, skips, gradients, ahead: forward + backward.times(under_way) }
+        let (message, fed) = match range.start {
+            0 => (backward, inputs + self.fed.times(samples)),
+            _ => (inputs + skips + backward, Bytes(0)),
+        };
+        let ahead = fed + message.times(under_way);
+        Received { inputs, skips, gradients, ahead, message }
     }
 
     /// What a sender holds for its messages, of these sizes, until their receivers are done.

@@ -95,8 +95,12 @@ pub struct StageBytes {
     /// Peak of the norm and the update, above parameters, state and gradients.
     pub update: Bytes,
     /// What other stages and the driver have already copied to the stage's own memory, for later
-    /// micro-batches, at most. It depends on timing.
+    /// micro-batches, at most, over links of [`LINK_CAPACITY`](crate::simulate::LINK_CAPACITY). It
+    /// depends on timing.
     pub ahead: Bytes,
+    /// A message of each link to the stage, if it has a memory of its own. Links that hold more
+    /// messages may bring as many more ahead.
+    pub message: Bytes,
 }
 
 /// The sizes of an edge's messages.
@@ -168,6 +172,8 @@ pub struct Moments {
     /// The edges that the message counts of each moment refer to, in order.
     edges: Vec<(EdgeId, Direction)>,
     moments: Vec<Moment>,
+    /// How many messages more than [`LINK_CAPACITY`](crate::simulate::LINK_CAPACITY) a link holds.
+    beyond: usize,
 }
 
 impl Moments {
@@ -182,7 +188,9 @@ impl Moments {
             let sent = moment.messages.iter().zip(&messages);
             let sent: Bytes =
                 sent.map(|(&count, size)| Bytes(u64::from(count).saturating_mul(size.0))).sum();
-            own_bytes(bytes, moment) + sent + peak_of(bytes, moment.kind)
+            let more = if moment.kind == Kind::Update { 0 } else { self.beyond };
+            let ahead = bytes.message.times(more);
+            own_bytes(bytes, moment) + ahead + sent + peak_of(bytes, moment.kind)
         });
         peaks.max().unwrap_or_default().max(bytes.resident)
     }

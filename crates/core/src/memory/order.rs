@@ -11,6 +11,7 @@ use crate::{
     action::{Action, Direction, Op, Transfer},
     ids::{EdgeId, StageId},
     lower::{Program, RematSet, Topology},
+    simulate::LINK_CAPACITY,
 };
 
 /// The order of a program, as its devices know it about each other. Re-materialization on one
@@ -54,6 +55,7 @@ impl Order {
             let count = counts.entry(stage).or_default();
             if let Some((kind, after)) = count.act(action, &recomputed) {
                 let moments = &mut all[stage.index()];
+                moments.beyond = capacity.saturating_sub(LINK_CAPACITY);
                 moments.watch(sent.links());
                 moments.add(count.moment(kind, sent.counts(&known)));
                 *count = after;
