@@ -23,10 +23,21 @@ const RULES_MIN: u64 = 4;
 
 /// The order of each rule that completes a step.
 pub(super) fn all(problem: &Problem) -> impl Iterator<Item = Orders> {
-    let rules = rules(problem);
     let most = (LOOKS_MAX / looks(problem)).max(RULES_MIN);
-    let step = (rules.len() as u64).div_ceil(most).max(1) as usize;
-    rules.into_iter().step_by(step).filter_map(|rule| order(problem, rule))
+    let rules = chosen(rules(problem), problem.devices(), most);
+    rules.into_iter().filter_map(|rule| order(problem, rule))
+}
+
+/// All rules, or where these are too many the `most` that usually win: those that hold as many
+/// micro-batches as there are devices, or any number, or twice as many as devices.
+fn chosen(mut rules: Vec<Rule>, devices: usize, most: u64) -> Vec<Rule> {
+    if rules.len() as u64 > most {
+        let usual = [devices, usize::MAX, 2 * devices];
+        let place = |held_max| usual.iter().position(|own| *own == held_max);
+        rules.sort_by_key(|rule| place(rule.held_max).unwrap_or(usual.len()));
+        rules.truncate(usize::try_from(most).unwrap_or(usize::MAX));
+    }
+    rules
 }
 
 /// The number of looks of all rules that [`all`] tries.
@@ -128,5 +139,32 @@ fn choose(machine: &Machine<'_>, stages: &[usize], rule: Rule) -> Option<Choice>
             Some(if gap > 0 && gap >= needed { weight } else { urgent })
         }
         (urgent, weight) => urgent.or(weight),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// An even choice among the rules was of those that hold one micro-batch at a time.
+    #[test]
+    fn regression_few_rules_are_those_that_usually_win() {
+        let all = || {
+            let of = |held_max| {
+                [false, true].map(|forwards_first| Rule {
+                    splits: false,
+                    forwards_first,
+                    held_max,
+                    gap_eighths: 8,
+                })
+            };
+            [1, 2, 8, 16, usize::MAX].into_iter().flat_map(of).collect::<Vec<_>>()
+        };
+        let held = |rules: Vec<Rule>| -> Vec<(usize, bool)> {
+            rules.into_iter().map(|rule| (rule.held_max, rule.forwards_first)).collect()
+        };
+        let few = held(chosen(all(), 8, 4));
+        assert_eq!(few, [(8, false), (8, true), (usize::MAX, false), (usize::MAX, true)]);
+        assert_eq!(held(chosen(all(), 8, 10)), held(all()));
     }
 }

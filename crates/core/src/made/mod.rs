@@ -149,9 +149,9 @@ pub fn make(problem: &Problem, starts: &[ActionLists], budget: u64) -> Option<Ma
     Some(Made { lists: lists_of(&best.order), makespan: best.makespan, bound })
 }
 
-/// Roughly how many actions [`make`] simulates for `problem`, at most.
-pub fn cost(problem: &Problem, budget: u64) -> u64 {
-    list::cost(problem).saturating_add(budget)
+/// Roughly how many actions [`make`] simulates for `problem` beside its budget.
+pub fn cost(problem: &Problem) -> u64 {
+    list::cost(problem)
 }
 
 /// A time that no order of `problem` undercuts. It takes no search.

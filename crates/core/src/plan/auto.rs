@@ -109,7 +109,7 @@ struct Ordered {
     step: Nanos,
     /// No order of the same stages takes less.
     bound: Nanos,
-    /// Roughly how many actions were simulated to make an order of this size.
+    /// Roughly how many actions are simulated for an order of this size, beside its budget.
     cost: u64,
 }
 
@@ -133,10 +133,8 @@ fn best(request: &Request<'_>, candidates: &[Plan]) -> Result<Option<Ordered>, P
     while request.balance.is_none() {
         let mut better = None;
         for plan in moved(&best.plan) {
-            left = left.saturating_sub(best.cost);
-            if left == 0 {
-                break;
-            }
+            let Some(rest) = left.checked_sub(best.cost + budget / MOVES_SHARE) else { break };
+            left = rest;
             let lists = best.plan.schedule.actions(best.plan.devices(), plan.micro_batches);
             let own = ordered(request, &plan, &[lists], budget / MOVES_SHARE)?;
             if let Some(own) = own.filter(|own| own.step < best.step) {
@@ -231,7 +229,7 @@ fn ordered(
         if over.iter().all(|bytes| *bytes == 0) {
             let step = prediction.step();
             let bound = if is_plan { Nanos(bound) } else { least }.min(step);
-            let cost = cost(&problem, budget);
+            let cost = cost(&problem);
             return Ok(Some(Ordered { plan, step, bound, cost }));
         }
         for (room, over) in problem.room.iter_mut().zip(over) {
