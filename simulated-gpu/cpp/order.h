@@ -23,7 +23,9 @@ public:
     for (int look = 0; look < 100; ++look) {
       if (mutex.try_lock())
         return;
+#ifdef __x86_64__
       __builtin_ia32_pause();
+#endif
     }
     mutex.lock();
   }

@@ -211,7 +211,7 @@ Address upload(Address tensor, int32_t device);
 Address upload_on_stream(Address tensor, DeviceStream stream);
 void record_use(Address tensor, DeviceStream stream);
 void use_deterministic_kernels(bool deterministic, bool warn_only);
-bool uses_deterministic_kernels();
+void require_deterministic_kernels();
 MemoryStats gpu_stats(int32_t device);
 void reset_gpu_peak(int32_t device);
 

@@ -190,7 +190,12 @@ void use_deterministic_kernels(bool deterministic, bool warn_only) {
   at::globalContext().setDeterministicFillUninitializedMemory(false);
 }
 
-bool uses_deterministic_kernels() { return at::globalContext().deterministicAlgorithms(); }
+// Keeps what the process has chosen, with a warning or without.
+void require_deterministic_kernels() {
+  const bool warn_only = at::globalContext().deterministicAlgorithms() &&
+                         at::globalContext().deterministicAlgorithmsWarnOnly();
+  use_deterministic_kernels(true, warn_only);
+}
 
 MemoryStats gpu_stats(int32_t device) {
   auto stats = c10::getDeviceAllocator(kGpu)->getDeviceStats(static_cast<c10::DeviceIndex>(device));

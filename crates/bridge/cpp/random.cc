@@ -129,7 +129,7 @@ void attention(const c10::OperatorHandle &op, c10::DispatchKeySet keys, torch::j
   torch::jit::push(*stack, output);
 }
 
-// Of cuDNN's recurrent layers.
+// Of cuDNN's recurrent layers. It draws between layers, so not where there is one.
 void without_dropout(const c10::OperatorHandle &op, c10::DispatchKeySet keys,
                      torch::jit::Stack *stack) {
   const auto &schema = op.schema();
@@ -137,7 +137,7 @@ void without_dropout(const c10::OperatorHandle &op, c10::DispatchKeySet keys,
   const auto argument = [&](const char *name) {
     return (*stack)[first + schema.argumentIndexWithName(name).value()];
   };
-  TORCH_CHECK(scopes.empty() || !argument("train").toBool() ||
+  TORCH_CHECK(scopes.empty() || !argument("train").toBool() || argument("num_layers").toInt() < 2 ||
                   argument("dropout").toDouble() == 0,
               "cuDNN draws the dropout of recurrent layers itself: a recomputation would draw "
               "other numbers; make each of them a layer of its own, with nn.Dropout between them");
@@ -167,8 +167,7 @@ void install() {
     aten.impl("native_dropout", torch::CppFunction::makeFromBoxedFunction<&dropout>());
     aten.impl("scaled_dot_product_attention",
               torch::CppFunction::makeFromBoxedFunction<&attention>());
-    for (const char *name : {"_cudnn_rnn", "_cudnn_init_dropout_state"})
-      aten.impl(name, torch::CppFunction::makeFromBoxedFunction<&without_dropout>());
+    aten.impl("_cudnn_rnn", torch::CppFunction::makeFromBoxedFunction<&without_dropout>());
   });
 }
 

@@ -249,15 +249,12 @@ pub fn set_determinism(own: Determinism) -> Result<()> {
 }
 
 /// Sets [`Determinism::Required`] unless the process has chosen that or
-/// [`Determinism::Preferred`].
+/// [`Determinism::Preferred`]. New tensors stay uninitialized from then on.
 ///
 /// # Errors
 /// libtorch's errors.
 pub fn require_determinism() -> Result<()> {
-    match bridged::uses_deterministic_kernels()? {
-        true => Ok(()),
-        false => set_determinism(Determinism::Required),
-    }
+    Ok(bridged::require_deterministic_kernels()?)
 }
 
 /// Memory that libtorch's allocator holds on GPU number `device`, for all its users in this

@@ -244,7 +244,7 @@ pub(crate) mod bridged {
         unsafe fn upload_on_stream(tensor: usize, stream: DeviceStream) -> Result<usize>;
         unsafe fn record_use(tensor: usize, stream: DeviceStream) -> Result<()>;
         fn use_deterministic_kernels(deterministic: bool, warn_only: bool) -> Result<()>;
-        fn uses_deterministic_kernels() -> Result<bool>;
+        fn require_deterministic_kernels() -> Result<()>;
         fn gpu_stats(device: i32) -> Result<MemoryStats>;
         fn reset_gpu_peak(device: i32) -> Result<()>;
 
