@@ -41,15 +41,6 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     let caps = std::mem::take(&mut config.pipeline.memory.0);
     let devices = placed(devices, &caps, &arguments.speed)?;
     let mut source = source(arguments, &config)?;
-    let balance = match (arguments.config.balance.is_some(), &arguments.stages[..]) {
-        (false, _) => None,
-        (true, []) => fixed_balance(&config, source.costs.layers.len(), devices.len())?,
-        (true, &[stages]) => fixed_balance(&config, source.costs.layers.len(), stages)?,
-        (true, _) => {
-            let reason = "--balance is of one number of stages: give one --stages";
-            return Err(CliError::Usage(reason.into()));
-        }
-    };
     let remat = arguments.remat.clone();
     let makes_orders = arguments.schedule.contains(&ScheduleChoice::Auto);
     let named = arguments.schedule.iter().filter(|choice| **choice != ScheduleChoice::Auto);
@@ -57,6 +48,21 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     if schedules.is_empty() && makes_orders {
         schedules = all_schedules(&source);
     }
+    let balance = match (&config.pipeline.balance, &arguments.stages[..]) {
+        (Balance::Cost, _) => None,
+        _ if arguments.config.balance.is_none() => None,
+        (_, own @ ([] | [_])) => {
+            let devices = own.first().copied().unwrap_or(devices.len());
+            // A schedule may put several stages on a device.
+            let mut all = schedules.iter().filter_map(|own| own.stages(devices).ok());
+            let stages = all.next().filter(|first| all.all(|own| own == *first));
+            fixed_balance(&config, source.costs.layers.len(), stages.unwrap_or(devices))?
+        }
+        _ => {
+            let reason = "--balance is of one number of stages: give one --stages";
+            return Err(CliError::Usage(reason.into()));
+        }
+    };
     let mut choices = Choices {
         makes_orders,
         takes_the_best: makes_orders,

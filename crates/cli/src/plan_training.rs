@@ -1,9 +1,9 @@
 //! The plans that trainings, traces and ledgers follow: `--plan FILE`, `--plan auto` and
 //! `--schedule auto`.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
-use gpipe::{Nanos, Sequence, cost::ModelCosts};
+use gpipe::{Nanos, Sequence, cost::ModelCosts, profile::Profile};
 
 use crate::{
     CliError,
@@ -13,7 +13,7 @@ use crate::{
     output::prose,
     plan::{fixed_balance, placed},
     plan_choices::{Choices, all_schedules, file, find},
-    plan_costs::measured,
+    plan_costs::{measured, powers_of_two},
     plan_file::{Deployment, PlanFile, Source},
     plan_ways::{self, Way},
     processes::Processes,
@@ -222,8 +222,9 @@ fn automatic(
     mut choices: Choices,
     processes: &Processes,
 ) -> Result<PlanFile, CliError> {
+    let chooses = choices.micro_batches.is_empty();
     let path = profile::default_path(&arguments.config);
-    let mut source = profiled(&path, config, (task, model), processes)?;
+    let mut source = profiled(&path, config, chooses, (task, model), processes)?;
     let pipeline = &config.pipeline;
     let devices = placed(pipeline.stages, &pipeline.memory.0, &[])?;
     // What fixes M or the cut is about this pipeline.
@@ -245,7 +246,7 @@ fn automatic(
     let of_threads = |config: &Config, deployment: Deployment| {
         let path = profile::path_of_threads(&arguments.config, deployment.threads);
         match config.pipeline.stages == 1 && deployment.replicas == 1 {
-            true => profiled(&path, config, (task, model), processes).map(Some),
+            true => profiled(&path, config, chooses, (task, model), processes).map(Some),
             // Measuring all of them would take longer than a short training.
             false => plan_ways::costs_of_threads(config, profile::existing(path).as_deref()),
         }
@@ -269,41 +270,51 @@ fn automatic(
     Ok(best.unwrap_or(&own).file())
 }
 
-/// The costs in the profile at `path`, which is measured now unless it is there.
+/// The costs in the profile at `path`, which is measured now unless it is there. `chooses` says
+/// whether a number of micro-batches is still to be chosen, among sizes that were measured.
 fn profiled(
     path: &Path,
     config: &Config,
+    chooses: bool,
     (task, model): (&dyn Task, &Sequence),
     processes: &Processes,
 ) -> Result<Source, CliError> {
     let subject = profile::subject(config, model)?;
     let extent = profile::for_plan(config, model)?;
     let short = extent.is_short.then(|| profile::path_of_short(path));
-    // Of several processes, rank 0 looks for a profile, and all of them plan with it.
-    let there = processes.decided(|| {
+    // Of several processes, rank 0 looks for profiles, and all of them plan with these.
+    let mut there: Vec<(PathBuf, Profile)> = processes.decided(|| {
+        let mut all = Vec::new();
         for path in [Some(path), short.as_deref()].into_iter().flatten() {
             match path.exists().then(|| profile::read(path)) {
-                Some(Ok(found)) if found.subject == subject => {
-                    return Ok(Some((path.to_owned(), found)));
-                }
+                Some(Ok(found)) if found.subject == subject => all.push((path.to_owned(), found)),
                 Some(Err(error)) => prose!("{error}: it is not used"),
                 _ => {}
             }
         }
-        Ok(None)
+        Ok(all)
     })?;
-    let size = config.samples_of_a_micro_batch();
-    // Short measurements have one size, perhaps of another mini-batch.
-    let lacks_it = |costs: &ModelCosts| !costs.has_size(size);
-    let old = match there {
-        Some((path, found)) if !lacks_it(&found.costs) => return Ok(measured(found, &path)),
-        old => old.map(|(_, found)| found),
+    let (size, samples) = (config.samples_of_a_micro_batch(), config.samples_of_a_pipeline());
+    let is_of_use = |costs: &ModelCosts| {
+        // Batch norms fix the size of micro-batches.
+        let fixed = costs.has_batch_norms();
+        costs.has_size(size)
+            || !fixed && !chooses
+            || !fixed && powers_of_two(samples).any(|m| costs.has_size(samples.div_ceil(m)))
     };
+    if let Some(at) = there.iter().position(|(_, found)| is_of_use(&found.costs)) {
+        let (path, found) = there.swap_remove(at);
+        return Ok(measured(found, &path));
+    }
     let path = short.as_deref().unwrap_or(path);
     let mut own = profile::measure_for_plan(config, (task, model), &extent, processes)?;
-    if let Some(old) = old {
+    if !there.is_empty() {
         prose!("{}: micro-batches of {size} samples are added", path.display());
-        own.costs.add_sizes_of(old.costs);
+    }
+    // What was there may have been measured with more care.
+    for (_, old) in there.into_iter().rev() {
+        let added = std::mem::replace(&mut own.costs, old.costs);
+        own.costs.add_sizes_of(added);
     }
     let own = processes.decided(|| profile::write(path, &own).map(|()| own))?;
     Ok(measured(own, path))

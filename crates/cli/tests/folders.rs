@@ -248,6 +248,29 @@ fn transparency_of_experts() {
     });
     folder.succeeds(&train("other", &["--stages", "1"]));
     assert!(folder.weights("one") != folder.weights("other"));
+    // Rows with padding, which has no part in the balance: told to the model where it is trained
+    // and evaluated, and not where a text comes from elsewhere.
+    edit(&folder.path("experts/config.json"), |config| {
+        config["output_router_logits"] = true.into();
+    });
+    let lines = ["stage", "pipeline stage micro batch", "loss"].map(|text| json!({"text": text}));
+    let lines: Vec<String> = lines.iter().cycle().take(40).map(Value::to_string).collect();
+    fs::write(folder.path("texts.jsonl"), lines.join("\n")).unwrap();
+    for packing in ["none", "joined"] {
+        let set = format!("data.packing={packing}");
+        let of = |out: &str, stages: &str| {
+            let train = ["train", "--from", "experts", "--data", "texts.jsonl", "--out", out];
+            let set = ["--set", &set, "--stages", stages];
+            folder.succeeds(&[&train[..], &SHORT[..2], &["--steps", "3"], &set].concat());
+        };
+        let (first, second) = (format!("{packing}-1"), format!("{packing}-2"));
+        of(&first, "1");
+        of(&second, "2");
+        assert!(folder.weights(&first) == folder.weights(&second), "{packing}");
+        folder.succeeds(&["eval", &first, "--data", "texts.jsonl"]);
+        folder.succeeds(&["eval", &first, "--text", "text.txt", "--tokens", "100"]);
+        folder.succeeds(&["generate", &first, "--prompt", "stage", "--tokens", "5"]);
+    }
     let generate = ["generate", "one", "--prompt", "stage", "--tokens", "5", "--json"];
     let text = folder.succeeds(&generate);
     assert!(text.contains("\"end\""), "{text}");

@@ -338,6 +338,25 @@ fn regression_auto_measures_what_another_mini_batch_needs() {
     assert!(!auto("6", "again").contains("profiling "));
 }
 
+/// A whole profile was looked at first, whatever the short one had, so that every start measured.
+#[test]
+fn regression_what_was_added_to_a_profile_is_found_again() {
+    let folder = Folder::new();
+    folder.succeeds(&with(PROFILE, &["--set", "train.mini_batch=12", "--micro-batches", "2"]));
+    let whole = bytes(&folder.path("out/tiny.profile.json"));
+    let small = ["--set", "train.mini_batch=5", "--set", "pipeline.micro_batches=2"];
+    let auto = with(TRAIN, &with(&small, &["--plan", "auto"]));
+    let first = folder.succeeds(&with(&auto, &["--out", "first"]));
+    assert!(first.contains("micro-batches of 3 samples are added"), "{first}");
+    let again = folder.succeeds(&with(&auto, &["--out", "again"]));
+    assert!(!again.contains("profiling "), "{again}");
+    assert_eq!(bytes(&folder.path("out/tiny.profile.json")), whole);
+    // Another M of the same mini-batch is planned with what was measured.
+    let other = with(&auto, &["--set", "pipeline.micro_batches=5", "--out", "other"]);
+    let other = folder.succeeds(&other);
+    assert!(!other.contains("profiling "), "{other}");
+}
+
 /// The configuration's caps stayed, and the first step of the plan did not fit them.
 #[test]
 fn regression_a_plan_without_caps_is_run_without_caps() {
@@ -367,6 +386,12 @@ fn regression_a_uniform_cut_is_planned_as_one() {
     is_uniform("p.json");
     folder.succeeds(&with(TRAIN, &with(&["--schedule", "auto", "--out", "run"], &uniform)));
     is_uniform("run/plan.json");
+    // Where a device has two stages, the cut is into four.
+    let chunks = ["plan", "tiny.toml", "--stages", "2", "--schedule", "interleaved:2"];
+    folder.succeeds(&with(&chunks, &["--balance", "uniform", "--out", "four.json"]));
+    let cut = json(&folder, "four.json")["plan"]["balance"].as_array().unwrap().len();
+    assert_eq!(cut, 4);
+    folder.succeeds(&["plan", "tiny.toml", "--stages", "1,2", "--balance", "cost"]);
     let several = with(&["plan", "tiny.toml", "--stages", "1,2"], &uniform);
     folder.refuses(&several, &["give one --stages"]);
 }

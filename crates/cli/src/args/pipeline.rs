@@ -64,7 +64,8 @@ pub(crate) struct PlanChoice {
     ///
     /// auto plans for the configured stages (or --stages) and memory with the profile
     /// out/NAME.profile.json, where NAME is that of the configuration file, or of the folder of
-    /// --from. If there is no profile, it is measured first.
+    /// --from. If there is none with sizes of this mini-batch's micro-batches, it is measured
+    /// first.
     #[arg(
         long = "plan", help_heading = PIPELINE,
         value_name = "auto|FILE",
