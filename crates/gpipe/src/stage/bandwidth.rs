@@ -31,19 +31,21 @@ pub(crate) fn offload_speed(
     folder: Option<&Path>,
     patience: Duration,
 ) -> Result<OffloadSpeed, LayerError> {
-    let file = match device.gpu() {
-        Some(_) => None,
-        None => Some(Spill::new(folder, SHARED_ARENA, patience)?),
+    type Times = Result<(Duration, Duration), LayerError>;
+    let measure: Box<dyn Fn(usize) -> Times> = match device.gpu() {
+        Some(gpu) => {
+            // Memory is kept for each stream. With one, the fastest round allocates none.
+            let stream = Stream::new(gpu)?;
+            Box::new(move |_| through_host(&stream))
+        }
+        None => {
+            let spill = Spill::new(folder, SHARED_ARENA, patience)?;
+            Box::new(move |round| through_file(&spill, round))
+        }
     };
-    // One stream for all rounds: memory is kept for each, so the fastest round allocates none.
-    let stream = device.gpu().map(Stream::new).transpose()?;
     let (mut out, mut back) = (Duration::MAX, Duration::MAX);
     for round in 0..ROUNDS {
-        let (left, returned) = match (&file, &stream) {
-            (Some(spill), _) => through_file(spill, round)?,
-            (None, Some(stream)) => through_host(stream)?,
-            (None, None) => break,
-        };
+        let (left, returned) = measure(round)?;
         (out, back) = (out.min(left), back.min(returned));
     }
     let per_s = |time: Duration| {
