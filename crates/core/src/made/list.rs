@@ -23,8 +23,7 @@ const RULES_MIN: u64 = 4;
 
 /// The order of each rule that completes a step.
 pub(super) fn all(problem: &Problem) -> impl Iterator<Item = Orders> {
-    let most = (LOOKS_MAX / looks(problem)).max(RULES_MIN);
-    let rules = chosen(rules(problem), problem.devices(), most);
+    let rules = chosen(rules(problem), problem.devices(), most(problem));
     rules.into_iter().filter_map(|rule| order(problem, rule))
 }
 
@@ -42,8 +41,12 @@ fn chosen(mut rules: Vec<Rule>, devices: usize, most: u64) -> Vec<Rule> {
 
 /// The number of looks of all rules that [`all`] tries.
 pub(super) fn cost(problem: &Problem) -> u64 {
-    let rules = rules(problem).len() as u64;
-    looks(problem).saturating_mul(rules.min((LOOKS_MAX / looks(problem)).max(RULES_MIN)))
+    looks(problem).saturating_mul(most(problem).min(rules(problem).len() as u64))
+}
+
+/// Maximum number of rules.
+fn most(problem: &Problem) -> u64 {
+    (LOOKS_MAX / looks(problem)).max(RULES_MIN)
 }
 
 /// The number of looks of one rule.
