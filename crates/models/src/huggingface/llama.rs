@@ -161,7 +161,7 @@ fn experts(keys: &mut Keys, family: Family, blocks: i64) -> Result<Option<Expert
             (keys.whole("intermediate_size")?, true, vec![true; count])
         }
         _ => {
-            // What the family always does. Its official folders of coding models say so.
+            // What the family always does. Folders of Qwen3-Coder have these keys.
             keys.only("use_qk_norm", true.into())?;
             keys.only("qkv_bias", false.into())?;
             keys.only("shared_expert_intermediate_size", 0.into())?;
