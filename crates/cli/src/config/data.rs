@@ -101,9 +101,9 @@ pub(crate) struct JsonlConfig {
     /// other models.
     #[serde(with = "as_text")]
     pub packing: PackingChoice,
-    /// Whether rows of any length come from elsewhere, one text each, and without padding.
+    /// Whether each row is a text that comes from elsewhere, without padding.
     #[serde(skip)]
-    pub others: bool,
+    pub texts_only: bool,
     /// What to do with an invalid line. `stop` ends the command and names the line. `skip` skips
     /// invalid lines and counts them.
     #[serde(with = "as_text")]
@@ -330,7 +330,7 @@ impl Default for JsonlConfig {
             tokenizer: TokenizerChoice::Auto,
             sequence: 512,
             packing: PackingChoice::Auto,
-            others: false,
+            texts_only: false,
             on_bad_line: OnBadLineChoice::Stop,
             cache: CacheChoice::Auto,
         }

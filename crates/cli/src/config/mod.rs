@@ -156,7 +156,7 @@ impl Config {
     /// length.
     pub(crate) fn one_document_per_row(&mut self) {
         if let Data::Jsonl(data) = &mut self.data {
-            (data.packing, data.others) = (PackingChoice::None, true);
+            (data.packing, data.texts_only) = (PackingChoice::None, true);
         }
     }
 

@@ -226,13 +226,11 @@ enum Told {
 
 impl Told {
     fn of(config: &Config) -> Self {
-        let comes_from_elsewhere = matches!(&config.data, Data::Jsonl(data) if data.others);
+        let has_padding = matches!(&config.data, Data::Jsonl(data) if !data.texts_only);
         match config.packing() {
             Some(PackingChoice::Separate) => Self::Beginnings,
             // The balance of experts is that of tokens.
-            _ if super::balances_experts(config).is_some() && !comes_from_elsewhere => {
-                Self::Padding
-            }
+            _ if has_padding && super::balances_experts(config).is_some() => Self::Padding,
             _ => Self::Nothing,
         }
     }
