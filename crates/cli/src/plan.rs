@@ -21,7 +21,7 @@ use crate::{
     output::prose,
     plan_choices::{Choices, all_schedules, file, find},
     plan_costs::{positive, source},
-    plan_file::Deployment,
+    plan_file::{Deployment, Source},
     plan_ways::{self, Way},
     profile::{self, host_memory},
     values::ScheduleChoice,
@@ -48,21 +48,7 @@ pub(crate) fn run(arguments: &PlanArguments) -> Result<(), CliError> {
     if schedules.is_empty() && makes_orders {
         schedules = all_schedules(&source);
     }
-    let balance = match (&config.pipeline.balance, &arguments.stages[..]) {
-        (Balance::Cost, _) => None,
-        _ if arguments.config.balance.is_none() => None,
-        (_, own @ ([] | [_])) => {
-            let devices = own.first().copied().unwrap_or(devices.len());
-            // A schedule may put several stages on a device.
-            let mut all = schedules.iter().filter_map(|own| own.stages(devices).ok());
-            let stages = all.next().filter(|first| all.all(|own| own == *first));
-            fixed_balance(&config, source.costs.layers.len(), stages.unwrap_or(devices))?
-        }
-        _ => {
-            let reason = "--balance is of one number of stages: give one --stages";
-            return Err(CliError::Usage(reason.into()));
-        }
-    };
+    let balance = given_balance(arguments, &config, &source, (&schedules, devices.len()))?;
     let mut choices = Choices {
         makes_orders,
         takes_the_best: makes_orders,
@@ -270,6 +256,30 @@ pub(crate) fn placed(
         memory: caps.get(index).or(caps.first()).copied(),
     };
     Ok((0..count).map(device).collect())
+}
+
+/// The cut, if the command line fixes it.
+fn given_balance(
+    arguments: &PlanArguments,
+    config: &Config,
+    source: &Source,
+    (schedules, devices): (&[Schedule], usize),
+) -> Result<Option<Vec<usize>>, CliError> {
+    if arguments.config.balance.is_none() || config.pipeline.balance == Balance::Cost {
+        return Ok(None);
+    }
+    let devices = match arguments.stages[..] {
+        [] => devices,
+        [stages] => stages,
+        _ => {
+            let reason = "--balance is of one number of stages: give one --stages";
+            return Err(CliError::Usage(reason.into()));
+        }
+    };
+    // A schedule may put several stages on a device.
+    let mut all = schedules.iter().filter_map(|own| own.stages(devices).ok());
+    let stages = all.next().filter(|first| all.all(|own| own == *first));
+    fixed_balance(config, source.costs.layers.len(), stages.unwrap_or(devices))
 }
 
 /// The configured cut of a number of layers into `stages`, if it does not follow from costs.

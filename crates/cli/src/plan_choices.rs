@@ -41,6 +41,16 @@ impl Choices {
     }
 }
 
+/// The M among which a plan chooses unless told otherwise: powers of two, and what is configured.
+pub(crate) fn usual_micro_batches(config: &Config) -> Vec<usize> {
+    let samples = config.samples_of_a_pipeline();
+    let own = config.pipeline.micro_batches.min(samples);
+    let mut all: Vec<usize> = powers_of_two(samples).chain([own]).collect();
+    all.sort_unstable();
+    all.dedup();
+    all
+}
+
 pub(crate) fn find(
     source: &mut Source,
     devices: &[PlanDevice],
@@ -54,11 +64,8 @@ pub(crate) fn find(
         config.pipeline.devices.0.iter().any(|own| *own != gpipe::Device::Cpu);
     let samples = config.samples_of_a_pipeline();
     let or = |given: Vec<usize>, other: Vec<usize>| if given.is_empty() { other } else { given };
-    let mut powers: Vec<usize> = powers_of_two(samples).collect();
-    powers.push(config.pipeline.micro_batches.min(samples));
     // Unless told otherwise, the planner uses only micro-batch sizes that were measured.
-    powers.sort_unstable();
-    powers.dedup();
+    let mut powers = usual_micro_batches(config);
     let is_measured = |m: usize| source.analytic || source.costs.has_size(samples.div_ceil(m));
     if choices.micro_batches.is_empty() && !choices.is_quiet {
         tell_unmeasured(&powers, samples, is_measured);

@@ -12,8 +12,8 @@ use crate::{
     machine,
     output::prose,
     plan::{fixed_balance, placed},
-    plan_choices::{Choices, all_schedules, file, find},
-    plan_costs::{measured, powers_of_two},
+    plan_choices::{Choices, all_schedules, file, find, usual_micro_batches},
+    plan_costs::measured,
     plan_file::{Deployment, PlanFile, Source},
     plan_ways::{self, Way},
     processes::Processes,
@@ -295,12 +295,11 @@ fn profiled(
         Ok(all)
     })?;
     let (size, samples) = (config.samples_of_a_micro_batch(), config.samples_of_a_pipeline());
-    let is_of_use = |costs: &ModelCosts| {
-        // Batch norms fix the size of micro-batches.
-        let fixed = costs.has_batch_norms();
-        costs.has_size(size)
-            || !fixed && !chooses
-            || !fixed && powers_of_two(samples).any(|m| costs.has_size(samples.div_ceil(m)))
+    let candidates = usual_micro_batches(config);
+    let is_of_use = |costs: &ModelCosts| match costs.has_batch_norms() {
+        // They fix the size of micro-batches.
+        true => costs.has_size(size),
+        false => !chooses || candidates.iter().any(|m| costs.has_size(samples.div_ceil(*m))),
     };
     if let Some(at) = there.iter().position(|(_, found)| is_of_use(&found.costs)) {
         let (path, found) = there.swap_remove(at);
