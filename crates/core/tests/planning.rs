@@ -364,6 +364,29 @@ fn property_the_bound_is_the_step_where_all_layers_are_alike() {
     }
 }
 
+/// The exact search kept figures of every stage that it might choose: over 10 GB for thousands of
+/// layers. Models of so many layers are now searched by moves, and say so.
+#[test]
+fn regression_a_model_of_thousands_of_layers_is_planned_without_all_its_stages() {
+    let model = regular(&vec![1; 8192]);
+    let free = devices::<4>(None);
+    let found = search(&request(&model, &free)).unwrap();
+    assert!(!found.exact);
+    assert_eq!(found.plan.balance, [2048; 4]);
+    assert!(found.bound <= found.prediction.step());
+    // As of a model with layers that are 2048 times as long.
+    let short = regular(&[2048; 4]);
+    assert_eq!(found.prediction.step(), search(&request(&short, &free)).unwrap().prediction.step());
+
+    let fixed = Request { balance: Some(vec![2048; 4]), ..request(&model, &free) };
+    assert!(search(&fixed).unwrap().exact);
+
+    let small = devices::<4>(Some(1));
+    let error = search(&request(&model, &small)).unwrap_err().to_string();
+    assert!(error.contains("too many layers to try every cut"), "{error}");
+    assert!(error.contains("fix the cut"), "{error}");
+}
+
 #[test]
 fn property_a_spent_budget_leaves_a_plan_that_fits_and_an_honest_bound() {
     for seed in 0..60 {

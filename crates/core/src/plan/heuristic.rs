@@ -1,5 +1,5 @@
-//! Plans under schedules that the exact search does not cover: several stages per device, split
-//! backwards and users' schedules.
+//! Plans that the exact search does not cover: under schedules with several stages per device,
+//! split backwards or users' orders, and of models with too many layers.
 //!
 //! 1. Stages start as equal as their layers' times allow, without re-materialization.
 //! 2. If that does not fit, one policy after another that holds less is tried for all stages. If
@@ -102,7 +102,7 @@ struct Trial<'t, 'a> {
     request: &'t Request<'a>,
     devices: &'t [PlanDevice],
     examined: usize,
-    /// Roughly how many actions may still be simulated.
+    /// Roughly how many actions and layers may still be gone through.
     budget: &'t mut u64,
 }
 
@@ -184,7 +184,9 @@ impl Trial<'_, '_> {
         let Request { model, samples, .. } = *self.request;
         let prediction = predict(model, self.devices, samples, plan)?;
         let actions = prediction.timeline.actions().count() as u64;
-        *self.budget = self.budget.saturating_sub(actions.max(1));
+        // The layers' costs are added up, too.
+        let spent = actions + model.layers.len() as u64;
+        *self.budget = self.budget.saturating_sub(spent);
         self.examined += 1;
         let peaks = prediction.device_peaks().into_iter().zip(self.devices);
         let over = |(peak, device): (Bytes, &PlanDevice)| {
@@ -239,9 +241,9 @@ impl Trial<'_, '_> {
 
 /// A lower bound on the step of plans that are searched heuristically; `None` if there are none.
 pub(super) fn bound(request: &Request<'_>) -> Option<Nanos> {
-    let others = request.schedules.iter().filter(|schedule| !schedule.is_searched_exactly());
-    let bounds = others.flat_map(|schedule| {
-        request.stages.iter().flat_map(move |&count| {
+    let bounds = request.schedules.iter().flat_map(|schedule| {
+        let counts = request.stages.iter().filter(|&&count| !request.is_exact(count, schedule));
+        counts.flat_map(move |&count| {
             let devices = &request.devices[..count.min(request.devices.len())];
             let of = move |&m: &usize| work_bound(request, schedule, devices, m);
             request.micro_batches.iter().map(of)

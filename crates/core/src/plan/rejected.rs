@@ -33,9 +33,9 @@ impl Rejected {
         let (plan, step, why) = match own {
             Some((own, plan)) => (Some(plan), Some(Nanos(own)), Percent::slower(own, step)),
             None => {
-                let why = match frame.schedule.is_searched_exactly() {
-                    true => shortage::reason(frame)?,
-                    false => misfit,
+                let why = match misfit {
+                    None if frame.schedule.is_searched_exactly() => shortage::reason(frame)?,
+                    misfit => misfit,
                 };
                 (None, None, why.unwrap_or("no plan that fits was found".into()))
             }

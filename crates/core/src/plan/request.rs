@@ -47,9 +47,21 @@ pub struct Usual {
     pub schedule: Schedule,
 }
 
+/// The most candidate stages, each a device with a range of layers, of an exact search. It keeps
+/// the figures of them all.
+const CANDIDATES_MAX: usize = 1 << 20;
+
 impl Request<'_> {
     /// A budget for interactive use.
     pub const BUDGET: u64 = 4_000_000;
+
+    /// Whether plans with this K and schedule are searched exactly. Otherwise `heuristic` searches
+    /// them.
+    pub(super) fn is_exact(&self, stages: usize, schedule: &Schedule) -> bool {
+        let layers = self.model.layers.len();
+        let ranges = if self.balance.is_some() { 1 } else { layers.saturating_mul(layers) / 2 };
+        schedule.is_searched_exactly() && ranges.saturating_mul(stages) <= CANDIDATES_MAX
+    }
 }
 
 /// K, M and the schedule's position in the request. Plans with equal steps are ordered by it.
@@ -116,7 +128,7 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
             devices.len()
         )));
     }
-    let (mut keys, mut too_long) = (Vec::new(), None);
+    let (mut keys, mut too_long, mut is_possible) = (Vec::new(), None, false);
     for &stages in &stages {
         for micro_batches in request.micro_batches.iter().map(|m| (*m).min(samples)) {
             // Count as `predict` does, with all edges that a cut can have.
@@ -127,12 +139,13 @@ pub(super) fn keys(request: &Request<'_>) -> Result<(Vec<Key>, Vec<Rejected>), P
                 too_long = Some((stages, micro_batches));
                 continue;
             }
-            let plain =
-                request.schedules.iter().enumerate().filter(|(_, own)| own.is_searched_exactly());
-            keys.extend(plain.map(|(s, _)| (stages, micro_batches, s)));
+            is_possible = true;
+            let exact = request.schedules.iter().enumerate();
+            let exact = exact.filter(|(_, own)| request.is_exact(stages, own));
+            keys.extend(exact.map(|(s, _)| (stages, micro_batches, s)));
         }
     }
-    if let (Some((stages, micro_batches)), true, true) = (too_long, keys.is_empty(), plain) {
+    if let (Some((stages, micro_batches)), false, true) = (too_long, is_possible, plain) {
         return Err(PlanError::Setting(format!(
             "{stages} stages with {micro_batches} micro-batches make too long a step: use fewer \
             of either"

@@ -8,7 +8,8 @@
 //! 3. The search ends at the latest when its budget of simulated actions is spent. If plans are
 //!    left that were not ruled out, single moves improve the best plan. The least bound of the
 //!    plans that are left says how much better a plan might be.
-//! 4. Schedules other than GPipe and 1F1B are searched by `heuristic`, which is not exact.
+//! 4. Schedules other than GPipe and 1F1B are searched by `heuristic`, which is not exact. So are
+//!    models of so many layers that the stages to choose from would take too much memory.
 //! 5. If the request asks for it, `auto` makes orders for the best plans.
 
 use std::collections::BTreeSet;
@@ -21,7 +22,7 @@ use super::{
     shortage,
     space::{Frame, Space},
 };
-use crate::{partition::PartitionError, remat::Remat, units::Nanos};
+use crate::{partition::PartitionError, remat::Remat, schedule::Schedule, units::Nanos};
 
 /// The number of best alternatives to report.
 const REJECTED_MAX: usize = 8;
@@ -173,6 +174,10 @@ impl<'r> Search<'r, '_> {
         }
     }
 
+    fn is_exact(&self, (stages, _, schedule): Key) -> bool {
+        self.request.is_exact(stages, &self.request.schedules[schedule])
+    }
+
     /// A plan must take less than this to be the new best.
     fn threshold(&self, key: Key) -> u64 {
         match &self.best {
@@ -209,10 +214,9 @@ impl<'r> Search<'r, '_> {
     fn others(&mut self) -> Result<Vec<(u64, Key)>, PlanError> {
         let request = self.request;
         let mut keys = Vec::new();
-        for (index, _) in
-            request.schedules.iter().enumerate().filter(|(_, own)| !own.is_searched_exactly())
-        {
-            for &count in request.stages.iter().filter(|&&count| count <= request.devices.len()) {
+        for (index, own) in request.schedules.iter().enumerate() {
+            let counts = request.stages.iter().filter(|&&count| count <= request.devices.len());
+            for &count in counts.filter(|&&count| !request.is_exact(count, own)) {
                 let sizes = request.micro_batches.iter().map(|&m| m.min(request.samples));
                 keys.extend(sizes.map(|micro_batches| (count, micro_batches, index)));
             }
@@ -268,12 +272,18 @@ impl<'r> Search<'r, '_> {
     /// If nothing fitted: tries the plan of least memory, which the search may have missed.
     fn least_memory(&mut self, keys: &[Key]) -> Result<(), PlanError> {
         if keys.is_empty() {
-            return Err(PlanError::Setting(
-                "under the schedules that were asked for, of which not every cut is tried, no \
-                plan was found that fits: give the devices more memory, or let gpipe and 1f1b be \
-                chosen, too"
-                    .into(),
-            ));
+            let why = match self.request.schedules.iter().any(Schedule::is_searched_exactly) {
+                true => {
+                    "the model has too many layers to try every cut, and no plan was found that \
+                    fits: give the devices more memory, or fix the cut"
+                }
+                false => {
+                    "under the schedules that were asked for, of which not every cut is tried, no \
+                    plan was found that fits: give the devices more memory, or let gpipe and 1f1b \
+                    be chosen, too"
+                }
+            };
+            return Err(PlanError::Setting(why.into()));
         }
         let frames: Vec<Frame<'_>> = keys.iter().map(|&key| self.frame(key)).collect();
         let (index, plan) = shortage::least(&frames)?;
@@ -287,7 +297,7 @@ impl<'r> Search<'r, '_> {
     /// Improves the best plan by single moves, while they help and the budget lasts.
     fn improve(&mut self) -> Result<(), PlanError> {
         while let Some(best) = &self.best
-            && self.request.schedules[best.key.2].is_searched_exactly()
+            && self.is_exact(best.key)
             && self.open < best.step
             && self.spent < self.request.budget
         {
@@ -383,7 +393,7 @@ impl<'r> Search<'r, '_> {
         }
         let frame = self.frame(key);
         let layers = self.request.model.layers.len();
-        if !frame.schedule.is_searched_exactly() || key.0 > layers {
+        if !self.is_exact(key) || key.0 > layers {
             return Ok(None);
         }
         let mut space = Space::new(frame);
