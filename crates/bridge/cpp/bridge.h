@@ -141,6 +141,7 @@ Address fused_attention(Address q, Address k, Address v, int64_t window);
 
 // threads.cc
 void set_threads(int32_t count);
+rust::String cpu_capability();
 
 // fused.cc
 bool can_fuse(Address x);

@@ -1,10 +1,11 @@
-// How many threads share an operation.
+// How many threads share an operation, and which vector units compute it.
 //
 // at::parallel_for is compiled into libtorch and, from its headers, into this library. Each has a
 // thread-local flag of its own. On a thread's first call, each adopts the number that was last set
 // anywhere in the process.
 #include "gpipe-bridge/src/ffi.rs.h"
 #include "kernels.h"
+#include <ATen/Version.h>
 
 namespace gpipe {
 
@@ -19,5 +20,7 @@ int64_t threads() {
   at::internal::lazy_init_num_threads();
   return at::get_num_threads();
 }
+
+rust::String cpu_capability() { return at::get_cpu_capability(); }
 
 } // namespace gpipe

@@ -167,6 +167,7 @@ pub(crate) mod bridged {
         ) -> Result<usize>;
         fn onednn_is_faster() -> bool;
         fn set_threads(count: i32) -> Result<()>;
+        fn cpu_capability() -> Result<String>;
 
         unsafe fn can_attend(q: usize, k: usize) -> Result<bool>;
         unsafe fn fused_attention(q: usize, k: usize, v: usize, window: i64) -> Result<usize>;

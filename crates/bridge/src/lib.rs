@@ -18,7 +18,7 @@
 //! - [`optim`]: ATen's fused optimizer kernels over tensors that the caller owns
 //! - [`c10d`]: PyTorch's store and process groups, for pipelines of several processes
 //! - [`random`]: generators keyed by what runs, for operators of libtorch
-//! - [`threads`]: how many threads share an operation
+//! - [`threads`]: how many threads share an operation, and which vector units compute it
 //! - [`fill`]: writing a new tensor's elements from Rust without a copy
 //!
 //! Signatures are safe and thin. Tensors cross as addresses of `at::Tensor`, which is what tch

@@ -1,5 +1,5 @@
-//! How many threads share an operation. OpenMP gives each thread that calls operations a team of
-//! its own.
+//! How many threads share an operation, and which vector units compute it. OpenMP gives each thread
+//! that calls operations a team of its own.
 
 use crate::{Result, ffi::bridged};
 
@@ -11,6 +11,15 @@ use crate::{Result, ffi::bridged};
 /// `count` is below 1.
 pub fn set(count: i32) -> Result<()> {
     Ok(bridged::set_threads(count)?)
+}
+
+/// The vector units that libtorch's operations use, such as `AVX512`: those of the processor, or
+/// fewer if `ATEN_CPU_CAPABILITY` says so. Results with others differ in the last bits.
+///
+/// # Errors
+/// A C++ exception.
+pub fn cpu_capability() -> Result<String> {
+    Ok(bridged::cpu_capability()?)
 }
 
 #[cfg(test)]

@@ -21,7 +21,7 @@ use crate::{
     machine::{self, Available},
     numbers::{counted, seconds, time},
     output::{complain, prose},
-    processes::{Processes, RUN_NOTE},
+    processes::Processes,
     setup, task,
     values::PackingChoice,
 };
@@ -119,10 +119,9 @@ fn tell_estimate(config: &Config, model: &Sequence, processes: &Processes, steps
     if !is_here || here == 0 || is_long {
         return;
     }
-    // All launched processes are on this machine. Threads take turns where there are more of them
-    // than cores.
-    let launched = if std::env::var_os(RUN_NOTE).is_some() { processes.count() } else { 1 };
-    let all = here.saturating_mul(processes.replicas_here()).saturating_mul(launched);
+    // Threads take turns where there are more of them than cores.
+    let pipelines = processes.replicas_here().saturating_mul(processes.on_this_host());
+    let all = here.saturating_mul(pipelines);
     let threads = config.pipeline.threads_per_stage;
     let busy = Busy { stages: all.min(machine::cores()), threads };
     let Ok(mut rate) = limits::roughly(busy, task::kind(config), setup::kernels(config)) else {
@@ -176,9 +175,13 @@ fn check_memory(config: &Config, model: &Sequence, processes: &Processes) -> Res
         Data::Parallel(data) => ("data.batch_tokens", data.batch_tokens),
         _ => ("train.mini_batch", config.train.mini_batch),
     };
+    let whose = match processes.on_this_host() {
+        1 => String::new(),
+        several => format!(" in the {several} processes on this machine"),
+    };
     let text = format!(
-        "{key} = {value}: a step of {samples} samples needs about {all} of memory ({stages} for \
-        the stages' tensors, {batches} for batches made ahead), and {available} are available \
+        "{key} = {value}: a step of {samples} samples needs about {all} of memory{whose} ({stages} \
+        for the stages' tensors, {batches} for batches made ahead), and {available} are available \
         ({by})"
     );
     if config.pipeline.oversubscribe {
@@ -197,9 +200,9 @@ struct Exceeded {
     cap: Bytes,
 }
 
-/// What a process needs for a step, estimated from shapes.
+/// What the processes on this host need for a step, estimated from shapes.
 struct Needs {
-    /// Memory of all stages of the process, within their caps.
+    /// Memory of all stages on this host, within their caps.
     stages: Bytes,
     /// Memory that the largest stage needs, whatever its cap.
     largest: Bytes,
@@ -211,8 +214,8 @@ struct Needs {
     step: Nanos,
 }
 
-/// The needs of the process with the most CPU stages. `None` if there are no CPU stages or the step
-/// is too long to simulate.
+/// The needs of the processes on this host, each with as many CPU stages as any process has. `None`
+/// if there are no CPU stages or the step is too long to simulate.
 fn needs(
     config: &Config,
     model: &Sequence,
@@ -241,15 +244,16 @@ fn needs(
     let mut capped: Vec<Bytes> = capped.collect();
     capped.sort_unstable_by(|a, b| b.cmp(a));
     let largest = peaks.iter().copied().max().unwrap_or_default();
-    let stages: Bytes = capped.into_iter().take(here).sum();
-    // Replicas in one process each hold all of it.
-    let replicas = processes.replicas_here() as u64;
-    let stages = Bytes(stages.0.saturating_mul(replicas));
+    // A stage is here at most once for each pipeline.
+    let pipelines = processes.replicas_here().saturating_mul(processes.on_this_host());
+    let copies = pipelines.min(config.pipeline.replicas.max(1));
+    let all = capped.into_iter().flat_map(|peak| std::iter::repeat_n(peak, copies));
+    let stages: Bytes = all.take(here.saturating_mul(pipelines)).sum();
     let batch = task::inputs(config, samples);
     let batch: u64 = batch.iter().map(gpipe::TensorSpec::bytes).sum();
     // One batch is being prepared, one is in the step, and the queue holds the others.
     let each = batch.saturating_mul(config.train.prefetch as u64 + 2);
-    let batches = Bytes(each.saturating_mul(replicas));
+    let batches = Bytes(each.saturating_mul(pipelines as u64));
     Ok(Some(Needs { stages, largest, exceeded, batches, samples, step }))
 }
 
@@ -305,4 +309,40 @@ fn by_cost(costs: &ModelCosts, samples: usize, stages: usize) -> Result<Vec<usiz
     let times: Vec<u64> = layers.iter().map(|cost| cost.forward.0.max(1)).collect();
     let layers = times.get(..costs.layers.len()).unwrap_or(&times);
     Ok(partition::by_weighted_cost(layers, &vec![1; stages])?)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+    use crate::{args::ConfigArguments, processes::tests::in_two};
+
+    const TWO_REPLICAS: &str = "[model]\nvocabulary = 300\nfeatures = 16\nheads = 2\nhidden = 32\n\
+        blocks = 1\n[data]\nsequence = 8\n[pipeline]\nstages = 1\nmicro_batches = 1\n\
+        replicas = 2\n[train]\nmini_batch = 4\n";
+
+    /// Each process compared its own need with all of the machine's memory. Launched processes that
+    /// did not fit together began, and the system killed one of them.
+    #[test]
+    fn regression_the_needs_of_all_processes_on_a_host_count() {
+        let of = |processes: &Processes| {
+            let arguments = ConfigArguments::default();
+            let config = Config::from_text(TWO_REPLICAS, Path::new("two.toml"), &arguments);
+            let config = config.unwrap();
+            let model = task::model(&config, 300).unwrap();
+            let Needs { stages, batches, .. } =
+                needs(&config, &model, processes, &Rate::default()).unwrap().unwrap();
+            (stages.0, batches.0)
+        };
+        let mut one = None;
+        Processes::among(None, 1, |alone| {
+            one = Some(of(alone));
+            Ok(())
+        })
+        .unwrap();
+        let (stages, batches) = one.unwrap();
+        assert!(stages > 0 && batches > 0, "{stages} {batches}");
+        assert_eq!(in_two(of), [(2 * stages, 2 * batches); 2]);
+    }
 }

@@ -1,6 +1,11 @@
 //! Small text files: read with a size limit, and written whole or not at all.
 
-use std::{io::ErrorKind, path::Path, sync::Arc};
+use std::{
+    fs::File,
+    io::{ErrorKind, Write},
+    path::Path,
+    sync::Arc,
+};
 
 use gpipe::Bytes;
 use gpipe_files::{Aside, ReadError};
@@ -43,6 +48,11 @@ pub(crate) fn read_bounded(path: &Path, bytes_max: u64) -> Result<String, CliErr
     })
 }
 
+/// `text` without the byte order mark with which some editors begin a file.
+pub(crate) fn without_mark(text: String) -> String {
+    text.strip_prefix('\u{feff}').map(ToOwned::to_owned).unwrap_or(text)
+}
+
 /// Checks that a file can be written later, and leaves the existing one unchanged.
 pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
     Aside::new(path, folder_of(path)?).map(drop).map_err(io(path))
@@ -51,8 +61,16 @@ pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
 /// Writes a file whole or not at all, and creates its folder if needed. The file is on disk when
 /// this returns.
 pub(crate) fn write_aside(path: &Path, text: &str) -> Result<(), CliError> {
-    folder_of(path)?;
-    gpipe_files::write(path, text.as_bytes()).map_err(io(path))
+    write_aside_with(path, |mut file| file.write_all(text.as_bytes()))
+}
+
+/// As [`write_aside`], of what `write` writes.
+pub(crate) fn write_aside_with(
+    path: &Path,
+    write: impl FnOnce(&File) -> std::io::Result<()>,
+) -> Result<(), CliError> {
+    let aside = Aside::new(path, folder_of(path)?).map_err(io(path))?;
+    write(aside.file()).and_then(|()| aside.publish()).map_err(io(path))
 }
 
 /// The folder of a file, which is created if needed.

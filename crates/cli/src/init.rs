@@ -10,7 +10,10 @@ use std::{
 };
 
 use gpipe::Bytes;
-use gpipe_data::images::{ImageFolder, ImageSet};
+use gpipe_data::{
+    images::{ImageFolder, ImageSet},
+    is_json,
+};
 
 use crate::{
     CliError,
@@ -124,23 +127,27 @@ impl Files {
             if name.starts_with('.') {
                 continue;
             }
+            let is_link = path.is_symlink();
             if metadata.is_dir() {
-                if depth < DEPTH_MAX && !path.is_symlink() {
+                if depth < DEPTH_MAX && !is_link {
                     self.add(&path, depth + 1)?;
                 }
                 continue;
             }
+            if !metadata.is_file() {
+                continue; // to open a named pipe would wait for its other end
+            }
             let ends = |endings: &[&str]| endings.iter().any(|ending| name.ends_with(ending));
-            if ends(&[".jsonl", ".ndjson"]) {
+            if is_jsonl(&path) {
                 self.jsonl.push(path);
                 self.jsonl_bytes += metadata.len();
             } else if ends(&[".jpg", ".jpeg", ".png"]) {
                 self.images += 1;
             } else if ends(&[".tsv", ".tsv.gz"]) && depth == 0 {
                 self.pairs += 1;
-            } else if ends(&[".json", ".geojson", ".ipynb"]) {
+            } else if is_json(&path) {
                 self.json += 1;
-            } else if is_text(&path)? {
+            } else if !is_link && is_text(&path)? {
                 self.others += 1;
                 self.other_bytes += metadata.len();
             }
@@ -149,13 +156,18 @@ impl Files {
     }
 }
 
+fn is_jsonl(path: &Path) -> bool {
+    let end = path.extension().unwrap_or_default();
+    ["jsonl", "ndjson"].iter().any(|known| end.eq_ignore_ascii_case(known))
+}
+
 /// Whether a file is text, and not a binary file, which training leaves out.
 ///
 /// # Errors
 /// It is text in another encoding than UTF-8, which training refuses.
 fn is_text(path: &Path) -> Result<bool, CliError> {
     let mut bytes = Vec::new();
-    let file = fs::File::open(path).map_err(io(path))?;
+    let file = gpipe_files::open(path).map_err(|error| io(path)(error.into()))?;
     file.take(PROBE_BYTES).read_to_end(&mut bytes).map_err(io(path))?;
     if bytes.contains(&0) {
         return Ok(false);
@@ -180,8 +192,14 @@ fn find(data: &Path) -> Result<Found, CliError> {
         files.add(data, 0)?;
     } else {
         let bytes = data.metadata().map_err(io(data))?.len();
-        match data.extension().is_some_and(|own| own == "jsonl" || own == "ndjson") {
+        match is_jsonl(data) {
             true => (files.jsonl, files.jsonl_bytes) = (vec![data.to_owned()], bytes),
+            false if is_json(data) => {
+                return refused(
+                    data,
+                    "it is JSON, which is no text: write it as JSONL, one object on each line",
+                );
+            }
             false if is_text(data)? => (files.others, files.other_bytes) = (1, bytes),
             false => {}
         }
@@ -420,10 +438,11 @@ mod tests {
         let long = "Some words. ".repeat(1000);
         for (files, kind) in [
             (vec![("a.txt", &long[..])], "kind = \"transformer\""),
-            (vec![("a.txt", &long[..]), ("b.json", "{}")], "json = \"skip\""),
+            (vec![("a.txt", &long[..]), ("b.JSON", "{}")], "json = \"skip\""),
             (vec![("a.jsonl", "{\"text\": \"x\"}\n"), ("b.txt", "few")], "kind = \"jsonl\""),
-            (vec![("a.jsonl", CHAT)], "--from MODEL_FOLDER\nseed"),
+            (vec![("a.JSONL", CHAT)], "--from MODEL_FOLDER\nseed"),
             (vec![("a.jsonl", "{\"instruction\": \"x\", \"output\": \"y\"}")], "\"instruction\""),
+            (vec![("a.jsonl", "\u{feff}\n{\"text\": \"x\"}\n")], "kind = \"jsonl\""),
             (vec![("de.tsv", "Hallo\thello\n"), ("fr.tsv", "Salut\thello\n")], "\"parallel\""),
         ] {
             let (text, _) = made(&files).unwrap();
@@ -440,7 +459,7 @@ mod tests {
         for (files, expected) in [
             (vec![("a.txt", "short")], "too few"),
             (vec![(".hidden", "x")], "nothing to learn from"),
-            (vec![("a.jsonl", "[1]")], "no JSON object"),
+            (vec![("a.jsonl", "\n[1]")], "line 2 is no JSON object"),
             (vec![("a.jsonl", "{\"body\": \"x\"}")], "the fields body"),
             (vec![("a.jsonl", ALPACA)], "has instruction and input beside output"),
             (vec![("a.jsonl", BOTH)], "line 1: it has several of text, prompt with completion"),
@@ -448,5 +467,26 @@ mod tests {
             let error = made(&files).map(|(text, _)| text).unwrap_err().to_string();
             assert!(error.contains(expected), "{error}");
         }
+    }
+
+    /// Configurations were written that training then refused: of one JSON file as text, and of
+    /// links, which training leaves out of a folder of text.
+    #[test]
+    fn regression_no_configuration_is_made_of_what_training_refuses() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        let error_of = |name| {
+            run(&InitArguments { data: path(name), out: Some(path("made.toml")) }).unwrap_err()
+        };
+        for name in ["a.json", "notes.IPYNB"] {
+            fs::write(path(name), "{}\n".repeat(10_000)).unwrap();
+            let error = error_of(name).to_string();
+            assert!(error.contains("it is JSON") && error.contains("as JSONL"), "{error}");
+        }
+        fs::create_dir(path("links")).unwrap();
+        fs::write(path("long.txt"), "Some words. ".repeat(1000)).unwrap();
+        std::os::unix::fs::symlink(path("long.txt"), path("links/long.txt")).unwrap();
+        let error = error_of("links").to_string();
+        assert!(error.contains("nothing to learn from"), "{error}");
     }
 }

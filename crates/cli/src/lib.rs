@@ -218,10 +218,19 @@ fn run(command: args::Command, here: Option<&Environment>) -> Result<(), CliErro
         Command::Launch(arguments) => processes::launch::run(&arguments),
         Command::Train(arguments) => train::run(&arguments, here),
         Command::Verify(arguments) => verify::run(&arguments, here),
-        Command::Eval(arguments) => eval::run(&arguments, here),
-        Command::Generate(arguments) => generate::run(&arguments, here),
+        Command::Eval(mut arguments) => {
+            arguments.run.beside = arguments.told();
+            eval::run(&arguments, here)
+        }
+        Command::Generate(mut arguments) => {
+            arguments.run.beside = arguments.told();
+            generate::run(&arguments, here)
+        }
         Command::Predict(arguments) => predict::run(&arguments, here),
-        Command::Translate(arguments) => translate::run(&arguments, here),
+        Command::Translate(mut arguments) => {
+            arguments.run.beside = arguments.told();
+            translate::run(&arguments, here)
+        }
         Command::Trace(arguments) => trace::run(&arguments, here),
         Command::Profile(arguments) => profile::run(&arguments, here),
         // The following commands run on rank 0 only.

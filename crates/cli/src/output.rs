@@ -94,11 +94,27 @@ fn print(text: &str) {
     if is_quiet() {
         return;
     }
-    if let Err(error) = writeln!(io::stdout().lock(), "{text}")
+    keep_error(writeln!(io::stdout().lock(), "{text}"));
+}
+
+/// Keeps the error that lost a line of standard output, except when the reader closed it.
+fn keep_error(written: io::Result<()>) {
+    if let Err(error) = written
         && error.kind() != ErrorKind::BrokenPipe
     {
         let _ = LOST.set(error);
     }
+}
+
+/// Prints lines of another process, as they are, to standard output.
+pub(crate) fn bytes(lines: &[u8]) {
+    keep_error(io::stdout().lock().write_all(lines));
+}
+
+/// Prints lines of another process, as they are, to standard error.
+pub(crate) fn error_bytes(lines: &[u8]) {
+    // There is nowhere to report a failure.
+    let _ = io::stderr().lock().write_all(lines);
 }
 
 pub(crate) fn error_line(text: fmt::Arguments<'_>) {

@@ -11,7 +11,7 @@ use crate::{
     CliError,
     args::{ConfigArguments, PlotArguments},
     config::Config,
-    files::io,
+    files::write_aside,
     output::say,
     run_folder::{RunFolderError, config_of, runs_in},
     task,
@@ -26,7 +26,7 @@ pub(crate) fn run(arguments: &PlotArguments) -> Result<(), CliError> {
         (None, Some(first)) => first.join("plot.svg"),
         (None, None) => return Err(plot::PlotError::NoRuns.into()),
     };
-    std::fs::write(&out, page).map_err(io(&out))?;
+    write_aside(&out, &page)?;
     say!("{}", out.display());
     Ok(())
 }

@@ -115,7 +115,8 @@ impl RunArguments {
             ("--weights", path(&self.weights)),
             ("--averages", self.averages.to_string()),
         ];
-        facts.map(|(name, value)| (name.to_owned(), value)).into()
+        let facts = facts.map(|(name, value)| (name.to_owned(), value));
+        facts.into_iter().chain(self.beside.iter().cloned()).collect()
     }
 }
 

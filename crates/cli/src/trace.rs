@@ -5,7 +5,6 @@
 //! configuration.
 
 use std::{
-    fs::File,
     io::{BufWriter, IsTerminal},
     path::{Path, PathBuf},
 };
@@ -28,7 +27,7 @@ use crate::{
     args::{ConfigArguments, PipelineArguments, TraceArguments},
     config::Config,
     demand,
-    files::{io, write_aside},
+    files::{write_aside, write_aside_with},
     output::{complain, prose, say},
     plan_training::{self, Following},
     processes::{self, Processes},
@@ -241,8 +240,7 @@ fn write_files(
         (None, None) => chrome_default.map(|name| folder.join(name)),
     };
     if let Some(path) = chrome {
-        let file = BufWriter::new(File::create(&path).map_err(io(&path))?);
-        trace::write(file, &timelines(step)).map_err(io(&path))?;
+        write_aside_with(&path, |file| trace::write(BufWriter::new(file), &timelines(step)))?;
         prose!("{}: open it in chrome://tracing or ui.perfetto.dev", path.display());
     }
     Ok(())

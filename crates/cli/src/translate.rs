@@ -23,7 +23,7 @@ use crate::{
     CliError,
     args::{RunArguments, SearchArguments, TranslateArguments},
     config::{Config, Data},
-    files::io,
+    files::{io, without_mark},
     output::complain,
     processes::Processes,
     run_folder::RunFolder,
@@ -306,13 +306,14 @@ fn text(line: Result<Line, std::io::Error>, number: u64) -> Result<String, CliEr
             text.pop();
         }
     }
-    String::from_utf8(text).map_err(|error| {
+    let text = String::from_utf8(text).map_err(|error| {
         let byte = error.utf8_error().valid_up_to() + 1;
         CliError::Usage(format!(
             "the standard input, line {number}: no UTF-8 at byte {byte}: convert it, for example \
             with `iconv -t UTF-8`"
         ))
-    })
+    })?;
+    Ok(if number == 1 { without_mark(text) } else { text })
 }
 
 /// Reads the lines of standard input on a separate thread, at most `ahead` of them in advance.
@@ -402,6 +403,9 @@ mod tests {
         let error = text(line(b"caf\xe9", false), 7).unwrap_err().to_string();
         assert!(error.contains("line 7") && error.contains("byte 4"), "{error}");
         assert_eq!(text(line("caf\u{e9}".as_bytes(), false), 1).unwrap(), "caf\u{e9}");
+        // The byte order mark became a part of the first sentence.
+        assert_eq!(text(line("\u{feff}a".as_bytes(), false), 1).unwrap(), "a");
+        assert_eq!(text(line("\u{feff}a".as_bytes(), false), 2).unwrap(), "\u{feff}a");
         // A cut inside a character loses that character and nothing else.
         assert_eq!(text(line(b"caf\xc3", true), 1).unwrap(), "caf");
     }

@@ -168,6 +168,13 @@ fn regression_named_pipes_are_not_waited_for() {
     }
     folder.refuses(&["plot", "run"], &["metrics.jsonl", "not a regular file"]);
     folder.refuses(&["trace", "run"], &["step.json", "not a regular file"]);
+    fs::create_dir(folder.path("data")).unwrap();
+    for name in ["data/text", "data/a.jsonl"] {
+        pipe(name);
+    }
+    folder.refuses(&["init", "--data", "data"], &["data", "nothing to learn from"]);
+    folder
+        .refuses(&["init", "--data", "pipe", "--out", "new.toml"], &["pipe", "not a regular file"]);
 }
 
 /// A clock that jumps a day back and forth at every look; or, with AHEAD, one that is so many

@@ -5,13 +5,15 @@
 mod common;
 
 use std::{
+    ffi::OsStr,
     fs,
     net::TcpListener,
+    os::unix::ffi::OsStrExt,
     process::{Command, Stdio},
     time::Duration,
 };
 
-use common::{Folder, TRAIN, process::Process, results, steps, train};
+use common::{Folder, TRAIN, process::Process, results, skip, steps, train};
 
 /// A run with all that its files depend on: averages, validations on the way, a best checkpoint.
 const MORE: &[&str] = &[
@@ -542,4 +544,130 @@ fn fault_what_the_environment_lacks_is_named() {
     let mut run = Process::start(&mut command);
     assert_eq!(run.ends_within(Duration::from_secs(30)).unwrap().code(), Some(1));
     assert!(run.printed.contains("rank 1 of 2 did not come"), "{}", run.printed);
+}
+
+/// The commands of two processes that are started by hand, each in the folder of its host.
+fn on_two_hosts(folders: [&Folder; 2], arguments: [&[&str]; 2]) -> [Command; 2] {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port().to_string();
+    drop(listener);
+    [0_usize, 1].map(|rank| {
+        let mut command = folders[rank].command(arguments[rank]);
+        command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
+        command.env("MASTER_ADDR", "127.0.0.1").env("MASTER_PORT", &port);
+        command
+    })
+}
+
+/// Both processes end with the same difference.
+fn assert_refused(mut commands: [Command; 2], difference: &str) {
+    for mut process in commands.each_mut().map(Process::start) {
+        assert_eq!(process.end(), Ok(1), "{}", process.printed);
+        assert!(process.printed.contains(difference), "{}", process.printed);
+    }
+}
+
+/// Processes compared the training data alone, and those of `eval` did not compare any. Where the
+/// hosts had other copies, a loss was that of the inputs of one and the targets of another.
+#[test]
+fn regression_processes_compare_what_they_measure() {
+    let hosts = [Folder::new(), Folder::new()];
+    for (host, word) in hosts.iter().zip(["stage ", "layer "]) {
+        let line = |number: usize| format!("{{\"text\": \"pipeline {number}\"}}\n");
+        fs::write(host.path("train.jsonl"), (0..40).map(line).collect::<String>()).unwrap();
+        fs::write(host.path("held.jsonl"), format!("{{\"text\": \"{word}\"}}\n")).unwrap();
+        fs::write(host.path("notes.txt"), word.repeat(50)).unwrap();
+    }
+    let run = hosts[0].path("run").display().to_string();
+    hosts[0].succeeds(&train(&run, &[]));
+    let of_both = |arguments: &[&str]| on_two_hosts(hosts.each_ref(), [arguments; 2]);
+    assert_refused(of_both(&["eval", &run, "--text", "notes.txt"]), "rank 1: held-out data is ");
+    assert_refused(of_both(&["eval", &run, "--data", "held.jsonl"]), "rank 1: held-out data is ");
+    let (other, held) = (run.clone() + "-2", "data.validation=[\"held.jsonl\"]");
+    let train = ["train", "tiny.toml", "--data", "train.jsonl", "--set", held, "--out", &other];
+    assert_refused(of_both(&train), "rank 1: held-out data is ");
+}
+
+/// Arguments of `generate`, `translate` and `eval` were not compared. With another number of
+/// tokens, one process ended, and the other lost it in the middle of its output.
+#[test]
+fn regression_processes_compare_how_they_use_a_model() {
+    let folder = Folder::new();
+    folder.succeeds(&train("run", &[]));
+    for (command, flag) in [
+        (&["generate", "run", "--prompt", "a"][..], "--tokens"),
+        (&["generate", "run", "--prompt", "a"], "--seed"),
+        (&["eval", "run"], "--tokens"),
+    ] {
+        let with = |value| [command, &[flag, value]].concat();
+        let (first, second) = (with("20"), with("30"));
+        let hosts = on_two_hosts([&folder, &folder], [&first, &second]);
+        assert_refused(hosts, &format!("rank 1: {flag} is 30, but 20 on rank 0"));
+    }
+}
+
+/// Replicas on processors with other vector units began. Each computed the update with other bits,
+/// so their parameters drifted apart.
+#[test]
+#[cfg(target_arch = "x86_64")]
+fn regression_replicas_compare_their_vector_units() {
+    if !std::is_x86_feature_detected!("avx2") {
+        return skip("regression_replicas_compare_their_vector_units", "no AVX2 here");
+    }
+    let folder = Folder::new();
+    let train = train("run", &["--replicas", "2", "--stages", "1"]);
+    let [first, mut second] = on_two_hosts([&folder, &folder], [&train, &train]);
+    second.env("ATEN_CPU_CAPABILITY", "default");
+    assert_refused([first, second], "rank 1: CPU capability (ATEN_CPU_CAPABILITY lowers it) is ");
+}
+
+/// A process that a signal ended has no exit code. `--restarts` took it for one that had crashed,
+/// and began again what somebody had ended with `kill`.
+#[test]
+fn regression_a_process_that_a_signal_ended_is_not_restarted() {
+    let folder = Folder::new();
+    let launch = ["launch", "--processes", "2", "--restarts", "1", "--"];
+    let trace = ["trace", "tiny.toml", "--text", "text.txt", "--steps", "100000"];
+    let mut run = Process::start(&mut folder.command(&[&launch[..], &trace].concat()));
+    run.until("training tokens");
+    send("-TERM", &process_of(run.number(), 1));
+    assert_eq!(run.end(), Ok(143), "{}", run.printed);
+    assert!(!run.printed.contains("try 2"), "{}", run.printed);
+}
+
+/// The launcher dropped errors of its output: a full disk lost what the processes printed, and the
+/// exit code was 0.
+#[test]
+fn regression_output_that_a_launcher_cannot_write_is_an_error() {
+    let folder = Folder::new();
+    let schedule = ["schedule", "1f1b", "--stages", "2", "--micro-batches", "2"];
+    let mut command = folder.command(&launched("2", &schedule));
+    let full = fs::OpenOptions::new().write(true).open("/dev/full").unwrap();
+    let output = command.stdin(Stdio::null()).stdout(full).stderr(Stdio::piped()).output();
+    let output = output.unwrap();
+    let text = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(1), "{text}");
+    assert!(text.contains("not everything was printed"), "{text}");
+}
+
+/// The launcher was told the run's folder as text. In a working folder whose name is not UTF-8, a
+/// restart began again in another folder.
+#[test]
+fn regression_a_restart_in_a_folder_that_is_not_utf_8() {
+    let folder = Folder::new();
+    let here = folder.path("").join(OsStr::from_bytes(b"caf\xe9"));
+    fs::create_dir(&here).unwrap();
+    for name in ["tiny.toml", "text.txt"] {
+        fs::copy(folder.path(name), here.join(name)).unwrap();
+    }
+    let launch = ["launch", "--processes", "1", "--restarts", "1", "--"];
+    let run = train_for("run", "60", "3", MORE);
+    let mut command = folder.command(&[&launch[..], &run].concat());
+    let mut run = Process::start(command.current_dir(&here));
+    run.until("saved");
+    send("-KILL", &process_of(run.number(), 0));
+    run.until("try 2 of 2");
+    run.until("resuming");
+    assert_eq!(run.end(), Ok(0), "{}", run.printed);
+    assert!(here.join("run/weights.safetensors").exists());
 }

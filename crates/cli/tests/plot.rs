@@ -102,7 +102,8 @@ fn fault_what_is_no_run_is_named() {
     folder.refuses(&["empty"], &["empty/metrics.jsonl has no records"]);
     folder.refuses(&["torn"], &["torn/metrics.jsonl has no records"]);
     folder.refuses(&["good", "bad"], &["bad/metrics.jsonl line 2: it is not JSON"]);
-    folder.refuses(&["good", "--out", "no/such/page.svg"], &["no/such/page.svg"]);
+    folder.refuses(&["good", "--out", "good/metrics.jsonl/page.svg"], &["good/metrics.jsonl"]);
+    folder.refuses(&["good", "--out", "/dev/null"], &["/dev/null", "not a regular file"]);
     folder.refuses(&["good"; 8], &["8 runs", "at most 7"]);
     assert!(!folder.path("good/plot.svg").exists(), "nothing is written");
 }

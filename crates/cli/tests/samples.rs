@@ -141,7 +141,7 @@ fn oracle_sources_have_their_weights() {
         + "\
         [[data.sources]]\npath = \"a.jsonl\"\nweight = 3\n\
         [[data.sources]]\npath = \"b.jsonl\"\nweight = 1\n";
-    fs::write(folder.path("weighted.toml"), weighted).unwrap();
+    fs::write(folder.path("weighted.toml"), &weighted).unwrap();
     let printed = folder.succeeds(&["train", "weighted.toml", "--out", "mixed"]);
     assert!(printed.contains("a.jsonl: 27 samples"), "{printed}");
     assert!(printed.contains("weight 3") && printed.contains("weight 1"), "{printed}");
@@ -149,6 +149,24 @@ fn oracle_sources_have_their_weights() {
         &["train", "weighted.toml", "--resume", "mixed", "--set", "data.sources=[]"],
         &["data.files"],
     );
+    // The file does not exist: the weight is looked at before the samples.
+    let uneven = weighted.replace("weight = 1\n", "weight = 0.001\n").replace("b.jsonl", "none");
+    fs::write(folder.path("uneven.toml"), uneven).unwrap();
+    folder.refuses(&["train", "uneven.toml"], &["data.sources.weight", "0.001", "a thousandth"]);
+}
+
+/// The first rows were measured, which are those with the longest samples, and nothing said so.
+#[test]
+fn regression_a_validation_of_a_part_says_so() {
+    let folder = folder();
+    let part = ["--set", "data.packing=none", "--set", "train.validation_tokens=9"];
+    let train = ["train", "tuned.toml", "--steps", "1", "--out", "part"];
+    let printed = folder.succeeds(&[&train[..], &part].concat());
+    assert!(printed.contains("rows, spread evenly (train.validation_tokens = 9)"), "{printed}");
+    let printed = folder.succeeds(&["eval", "part"]);
+    assert!(printed.contains("rows, spread evenly; --tokens N measures more"), "{printed}");
+    let printed = folder.succeeds(&["eval", "part", "--tokens", "9999"]);
+    assert!(!printed.contains("spread evenly"), "{printed}");
 }
 
 #[test]

@@ -188,6 +188,8 @@ fn oracle_a_run_trains_resumes_evaluates_and_translates_the_same_on_every_k() {
     // Nothing else takes it for its own.
     folder.refuses(&["generate", "run", "--prompt", "a"], &["translate"]);
     folder.refuses(&["translate", "run", "--from", "zz"], &["zz", "xx", "yy"]);
+    let short = ["translate", "run", "--from", "xx", "--set", "data.length=1"];
+    folder.refuses(&short, &["data.length", "3 to 65536"]);
     let wrong = translate(&folder, &["run", "--from", "xx"], b"ouvra\ncaf\xe9\nferma\n");
     let (lines, errors) = text(&wrong);
     assert_eq!((wrong.status.code(), lines.lines().count()), (Some(1), 1));
@@ -223,6 +225,13 @@ fn fault_pairs_languages_and_models_that_do_not_fit_are_refused() {
     folder.refuses(&[&train(&[])[..], &[tsv]].concat(), &["latin.tsv", "1"]);
     folder.refuses(&train(&["--set=data.languages=[\"qq\"]"]), &["qq", "xx", "yy"]);
     folder.refuses(&train(&["--set=data.folder=nowhere"]), &["nowhere` does not exist"]);
+    // Before the pairs are read: these have no folder.
+    let early = |set: &[&'static str], parts: &[&str]| {
+        folder.refuses(&[&train(&["--set=data.folder=nowhere"])[..], set].concat(), parts);
+    };
+    early(&["--set=data.length=2"], &["data.length", "3 to 65536"]);
+    early(&["--set=data.temperature=0.5"], &["data.temperature", "at least 1"]);
+    early(&["--set=data.batch_tokens=0"], &["data.batch_tokens", "at least 1"]);
     let made = &["data/translations: it does not exist: `make catalogues` makes it"];
     folder.refuses(&train(&["--set=data.folder=data/translations"]), made);
     let none = ["--set=data.tsv=[]", "--set=data.lines=[]"];

@@ -49,7 +49,7 @@ pub fn lines(path: &Path) -> Result<usize> {
     for packed in [true, false] {
         let rows = Rows::new(&samples, 8, packed);
         let source = batches::Source { samples: samples.clone(), rows };
-        if let Ok(all) = batches::in_order(&source, 8, 2) {
+        if let Ok(all) = batches::in_order(&source, 8, 2, count) {
             all.for_each(drop);
         }
     }

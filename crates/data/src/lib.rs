@@ -71,7 +71,9 @@ mod tokenizer;
 mod tokens;
 
 pub use batches::{BATCH_TOKENS_MAX, Batch, IGNORE, TrainBatches, ValidationBatches};
-pub use corpus::{Corpus, Cut, Document, FILE_BYTES_MAX, JsonFiles, Limits, TextReport, Texts};
+pub use corpus::{
+    Corpus, Cut, Document, FILE_BYTES_MAX, JsonFiles, Limits, TextReport, Texts, is_json,
+};
 pub use error::{Error, Result};
 pub use loader::{LOADER_DEPTH_MAX, Loaded, Loader, LoaderSettings};
 pub use omissions::Omissions;

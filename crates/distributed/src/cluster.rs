@@ -68,6 +68,7 @@ impl Cluster {
             )));
         }
         let serves = matches!(store, Store::Serve(_));
+        let launched = matches!(store, Store::Launcher { .. });
         let mut joining = Joining { deadline, store: store.place(), watch: None };
         let store = joining.connect(store)?;
         let meeting = store.prefixed(&name).map_err(connect(SERVER.into()))?;
@@ -87,7 +88,7 @@ impl Cluster {
             joining.ask_store(move || meeting.another())?
         };
         // From here on, each process learns of the others' signs of life and failures.
-        let watcher = Watcher::start(speaks, rank, size, deadline, &interrupt)
+        let watcher = Watcher::start(speaks, rank, size, deadline, &interrupt, launched)
             .map_err(|error| JoinError::Setting(no_thread(&error)))?;
         let watch = Arc::clone(&watcher.watch);
         joining.watch = Some(Arc::clone(&watch));

@@ -141,9 +141,11 @@ impl Environment {
     ) -> Result<Meeting, EnvironmentError> {
         let serves = self.rank == 0 && !self.agent;
         let address = self.own_address(serves)?;
-        let store = match serves {
-            true => Store::Serve(listen(&address, self.port)?),
-            false => Store::At { host: self.host.clone(), port: self.port },
+        let (host, port) = (self.host.clone(), self.port);
+        let store = match (serves, self.agent) {
+            (true, _) => Store::Serve(listen(&address, port)?),
+            (false, true) => Store::Launcher { host, port },
+            (false, false) => Store::At { host, port },
         };
         let (rank, size, name) = (self.rank, self.size, self.name.clone());
         Ok(Meeting { rank, size, store, name, address, timeout, facts })

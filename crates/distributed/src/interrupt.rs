@@ -77,7 +77,11 @@ impl Interrupt {
         let own = self.lock().waiting.remove(&number);
         match (done, own) {
             (Err(error), Some(Waiting { stood_still: true, since, .. })) => Err(Error {
-                message: format!("no device came on in {:.1?}", since.elapsed()),
+                message: format!(
+                    "no device came on in {:.1?}; raise the timeout (pipeline.timeout_s) if its \
+                    work takes longer",
+                    since.elapsed()
+                ),
                 ..error
             }),
             (done, _) => done,

@@ -27,8 +27,15 @@ const MEETING_LOOK: Duration = Duration::from_millis(20);
 pub enum Store {
     /// This process serves the store on this listener.
     Serve(TcpListener),
-    /// Another process or a launcher serves the store.
+    /// Another process of the meeting serves the store. It ends with that process.
     At {
+        /// Its host name or address.
+        host: String,
+        /// Its port.
+        port: u16,
+    },
+    /// A launcher serves the store. Joined processes go on without it, up to the timeout.
+    Launcher {
         /// Its host name or address.
         host: String,
         /// Its port.
@@ -90,7 +97,9 @@ impl Store {
     pub(crate) fn place(&self) -> String {
         match self {
             Self::Serve(_) => "this process, which is rank 0,".into(),
-            Self::At { host, port } => format!("{SERVER} at {host}:{port}"),
+            Self::At { host, port } | Self::Launcher { host, port } => {
+                format!("{SERVER} at {host}:{port}")
+            }
         }
     }
 }
@@ -113,7 +122,9 @@ impl Joining {
         let deadline = self.deadline;
         self.ask_store(move || match store {
             Store::Serve(listener) => TcpStore::serve(listener, deadline),
-            Store::At { host, port } => TcpStore::connect(&host, port, deadline),
+            Store::At { host, port } | Store::Launcher { host, port } => {
+                TcpStore::connect(&host, port, deadline)
+            }
         })
         .map_err(|error| match error {
             JoinError::Connect { source, .. } => {

@@ -19,6 +19,7 @@ use gpipe_core::{Bytes, DeviceId, Nanos, StageId};
 use tch::Tensor;
 
 use crate::{
+    bounded::{GaveUp, no_thread, within},
     cluster::Cluster,
     gathers::Gathers,
     gpus::Connected,
@@ -230,8 +231,19 @@ impl Replicas for Member {
         // Stages connect concurrently, and a waiting call blocks its connection to the store.
         let store = self.store.another().map_err(lost)?;
         let store = store.prefixed(&format!("replicas/{stage}/{number}")).map_err(lost)?;
-        let group =
-            Group::gloo(&store, self.replica, self.replicas, &shared.address, shared.deadline);
+        let (replica, replicas) = (self.replica, self.replicas);
+        let (address, deadline) = (shared.address.clone(), shared.deadline);
+        let connect = move || Group::gloo(&store, replica, replicas, &address, deadline);
+        // Below the runtime's limit for building a stage, whose error would not say what it awaits.
+        let longest = deadline / 10 * 9;
+        let group = within(longest, || shared.failed(), connect).map_err(|error| match error {
+            GaveUp::Failed(known) => known,
+            GaveUp::NoThread(error) => shared.own(no_thread(&error)),
+            GaveUp::Late => shared.own(format!(
+                "other replicas did not connect stage {stage} within {longest:.0?}; raise the \
+                timeout (pipeline.timeout_s) if they take longer to build it"
+            )),
+        })?;
         let group = group.map_err(lost)?;
         let sums = group.sums().map_err(lost)?;
         let mut built = self.built.lock().unwrap_or_else(PoisonError::into_inner);

@@ -55,6 +55,8 @@ pub(crate) struct Watch {
     interval: Duration,
     state: Mutex<State>,
     interrupt: Arc<Interrupt>,
+    /// Whether a launcher serves the store.
+    launched: bool,
     /// To the thread that uses the store: a failure to report, and where to send the failure that
     /// all agree on.
     tell: mpsc::Sender<(PeerError, mpsc::Sender<PeerError>)>,
@@ -113,25 +115,16 @@ impl Watcher {
         size: usize,
         deadline: Duration,
         interrupt: &Arc<Interrupt>,
+        launched: bool,
     ) -> std::io::Result<Self> {
         let (tell, told) = mpsc::channel();
-        let now = Instant::now();
-        let heard = Heard { at: now, number: 0, positions: HashMap::new(), left: false };
         let watch = Arc::new(Watch {
             rank,
             deadline,
             interval: (deadline / 10).clamp(Duration::from_millis(20), Duration::from_secs(1)),
-            state: Mutex::new(State {
-                heard: vec![heard; size],
-                answered: now,
-                run: None,
-                devices: vec![Vec::new(); size],
-                failed: None,
-                phase: Phase::Meeting,
-                round: Duration::ZERO,
-                moved: now,
-            }),
+            state: Mutex::new(State::new(size)),
             interrupt: Arc::clone(interrupt),
+            launched,
             tell,
             ends: AtomicBool::new(false),
         });
@@ -199,11 +192,9 @@ impl Watch {
         Ok(())
     }
 
-    /// How long ago any device of any process last came on.
+    /// As [`State::standstill`].
     pub(crate) fn standstill(&self) -> Duration {
-        let state = self.lock();
-        let own = state.run.as_ref().map_or(Duration::MAX, |(_, pulses, _)| pulses.standstill());
-        own.min(state.moved.elapsed())
+        self.lock().standstill(self.rank)
     }
 
     /// Records that the device of `stage` is alive: it waits for other replicas.
@@ -282,8 +273,11 @@ impl Watch {
                 return;
             }
             if let Err(error) = spoke {
-                let reason = format!("{SERVER} does not answer any more ({})", error.message);
-                self.conclude(PeerError { process: None, reason });
+                // The system asks the processes of a killed launcher to end, and they save first.
+                if !self.launched || self.lock().phase != Phase::Joined {
+                    let reason = format!("{SERVER} does not answer any more ({})", error.message);
+                    self.conclude(PeerError { process: None, reason });
+                }
                 return;
             }
             // Until the next round, failures are forwarded at once.
@@ -345,6 +339,31 @@ impl Watch {
 }
 
 impl State {
+    fn new(size: usize) -> Self {
+        let now = Instant::now();
+        let heard = Heard { at: now, number: 0, positions: HashMap::new(), left: false };
+        Self {
+            heard: vec![heard; size],
+            answered: now,
+            run: None,
+            devices: vec![Vec::new(); size],
+            failed: None,
+            phase: Phase::Meeting,
+            round: Duration::ZERO,
+            moved: now,
+        }
+    }
+
+    /// How long ago any device of any process last came on. Before the first run: the longest
+    /// silence of a process other than `own`.
+    fn standstill(&self, own: usize) -> Duration {
+        if let Some((_, pulses, _)) = &self.run {
+            return pulses.standstill().min(self.moved.elapsed());
+        }
+        let others = self.heard.iter().enumerate().filter(|(rank, _)| *rank != own);
+        others.map(|(_, heard)| heard.at.elapsed()).max().unwrap_or_default()
+    }
+
     /// Encodes this process's sign of life.
     fn own_beat(&self, rank: usize, number: u64) -> Vec<u8> {
         let mut beat = number.to_le_bytes().to_vec();
@@ -462,4 +481,20 @@ fn read_failure(bytes: &[u8]) -> PeerError {
     let text = String::from_utf8_lossy(bytes);
     let (rank, reason) = text.split_once(' ').unwrap_or(("-", &text));
     PeerError { process: rank.parse().ok(), reason: reason.to_owned() }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A process that prepared data for longer than four timeouts was called lost.
+    #[test]
+    fn regression_a_process_that_prepares_does_not_stand_still() {
+        let (mut state, long) = (State::new(2), Duration::from_secs(100));
+        state.moved -= long;
+        state.heard[0].at -= long;
+        assert!(state.standstill(0) < long);
+        state.heard[1].at -= long;
+        assert!(state.standstill(0) >= long);
+    }
 }

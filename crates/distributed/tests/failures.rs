@@ -5,7 +5,8 @@
 mod common;
 
 use std::{
-    sync::Arc,
+    net::TcpListener,
+    sync::{Arc, Barrier, Mutex},
     time::{Duration, Instant},
 };
 
@@ -15,9 +16,11 @@ use common::{
 };
 use gpipe::{
     CrossEntropy, LayerError, Loss, LossContext, TensorSpec,
-    processes::{Links, Transport},
+    processes::{Links, PeerError, Replicas, Transport},
 };
-use gpipe_distributed::{Meeting, Member};
+use gpipe_bridge::c10d::TcpStore;
+use gpipe_core::StageId;
+use gpipe_distributed::{Meeting, Member, Store};
 use tch::Tensor;
 
 fn builder(stages: usize) -> gpipe::PipelineBuilder {
@@ -207,4 +210,47 @@ fn regression_a_loss_that_is_no_number_changes_nothing() {
         // The error blamed an action of stage 0, which had only decided.
         assert!(error.starts_with("the loss (inf) is not finite"), "{error}");
     }
+}
+
+/// A replica that waited for another one to connect was deaf to failures. It ended at the timeout,
+/// and its error named its own device.
+#[test]
+fn regression_a_replica_that_connects_hears_of_a_failure() {
+    let start = Instant::now();
+    let errors = in_processes(2, DEADLINE, |cluster| {
+        let member = Member::new(&cluster, 2).unwrap();
+        if cluster.rank() == 1 {
+            cluster.fail(&PeerError { process: Some(1), reason: "its disk is gone".into() });
+            return None;
+        }
+        Some(member.stage(StageId(0)).err().unwrap().to_string())
+    });
+    assert_eq!(errors, [Some("rank 1: its disk is gone".to_owned()), None]);
+    assert!(start.elapsed() < DEADLINE / 2, "{:?}", start.elapsed());
+}
+
+/// Three intervals between signs of life, in which the loss of the store is noticed.
+const THREE_BEATS: Duration = Duration::from_secs(3);
+
+/// When a launcher was killed, its store ended all waits at once. Its processes, which the system
+/// asks to end, could not save unless they did so within a second.
+#[test]
+fn regression_processes_go_on_without_the_store_of_their_launcher() {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    let server = Mutex::new(Some(TcpStore::serve(listener, DEADLINE).unwrap()));
+    let change = |meeting: Meeting| {
+        let store = Store::Launcher { host: "127.0.0.1".into(), port };
+        Meeting { store, ..meeting }
+    };
+    let have_joined = Barrier::new(2);
+    joined(2, DEADLINE, change, |cluster| {
+        let cluster = cluster.unwrap();
+        have_joined.wait();
+        drop(server.lock().unwrap().take());
+        let start = Instant::now();
+        // Rank 0 says whether there is another exchange.
+        let goes_on = || vec![u8::from(start.elapsed() < THREE_BEATS)];
+        while cluster.gather(goes_on()).unwrap()[0] == [1] {}
+    });
 }

@@ -1,12 +1,14 @@
 //! A file that is written under a temporary name and renamed when it is complete and on disk.
 
 use std::{
-    fs::{File, OpenOptions},
+    fs::{self, File, OpenOptions},
     io,
     path::{Path, PathBuf},
 };
 
 use tempfile::{Builder, NamedTempFile};
+
+use crate::ReadError;
 
 /// The suffix of a temporary file's name.
 pub const WRITING: &str = ".writing";
@@ -28,8 +30,12 @@ impl Aside {
     /// Creates an empty temporary file for `path` in `folder`, which must be the folder of `path`.
     ///
     /// # Errors
-    /// The system's error. It contains no path; callers should report `path`.
+    /// The system's error. It contains no path; callers should report `path`. A device or a pipe is
+    /// refused: a file would take its place.
     pub fn new(path: &Path, folder: &Path) -> io::Result<Self> {
+        if fs::metadata(path).is_ok_and(|own| !own.is_file() && !own.is_dir()) {
+            return Err(ReadError::NotAFile.into());
+        }
         let mut prefix = path.file_name().unwrap_or_default().to_owned();
         if prefix.len() > NAME_MAX {
             prefix = "gpipe".into();
@@ -62,7 +68,7 @@ impl Aside {
 
 #[cfg(test)]
 mod tests {
-    use std::{fs, io::Write};
+    use std::io::Write;
 
     use super::*;
 
@@ -98,6 +104,9 @@ mod tests {
         fs::create_dir(&nowhere).unwrap();
         let error = Aside::new(&nowhere, folder.path()).unwrap().publish().unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
+        // As root, a picture that was written to /dev/null took the place of the device.
+        let error = Aside::new(Path::new("/dev/null"), Path::new("/dev")).unwrap_err();
+        assert_eq!(error.to_string(), "it is not a regular file");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

@@ -3,19 +3,23 @@
 //! error).
 #![allow(clippy::unwrap_used, clippy::expect_used, clippy::panic)] // helpers of tests may panic
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{Arc, Mutex},
+    time::{Duration, Instant},
+};
 
 use gpipe_core::{
-    DeviceId, StageId,
+    DeviceId, Nanos, StageId,
     lower::{Program, Topology, lower},
     splitmix::Stream,
     testing::{random_compute, random_topology},
     validate::validate,
 };
 use gpipe_runtime::{
-    Peers, Settings, WorkerPool,
+    PeerError, Peers, Settings, WorkerPool,
+    peers::{Inbound, Outbound, RemoteEdge, Run, Share},
     testing::{
-        Fault, FaultKind, MockStage, feeds, mock_devices,
+        Fault, FaultKind, MockStage, Number, feeds, mock_devices,
         peers::{MockPeers, Network},
         unpipelined,
     },
@@ -169,4 +173,68 @@ fn fault_another_schedule_is_named() {
         let expected = "rank 0: it sent F0@0 where F1@0 was due: its schedule is another";
         assert_eq!(error, expected);
     }
+}
+
+/// A transport that connects nothing. It records how long device 1, which is in another process,
+/// has been silent when a run begins, and when that is.
+#[derive(Default)]
+struct Listens(Mutex<Option<(Duration, Instant)>>);
+
+fn gone<T>() -> Result<T, PeerError> {
+    Err(PeerError { process: Some(1), reason: "it is gone".into() })
+}
+
+impl Peers<MockStage> for Listens {
+    fn here(&self) -> usize {
+        0
+    }
+
+    fn process_of(&self, device: DeviceId) -> usize {
+        device.index()
+    }
+
+    fn begin(&self, run: Run) -> Result<(), PeerError> {
+        *self.0.lock().unwrap() = Some((run.pulses.silence(1), Instant::now()));
+        gone()
+    }
+
+    fn outbound(&self, _: RemoteEdge) -> Result<Box<dyn Outbound<Number>>, PeerError> {
+        gone()
+    }
+
+    fn inbound(&self, _: RemoteEdge) -> Result<Box<dyn Inbound<Number>>, PeerError> {
+        gone()
+    }
+
+    fn fail(&self, _: &PeerError) {}
+
+    fn share(&self, _: Share<MockStage>) -> Result<Vec<Share<MockStage>>, PeerError> {
+        gone()
+    }
+
+    fn now(&self) -> Nanos {
+        Nanos(0)
+    }
+}
+
+/// The silence of another process counted from the building of the stages. Where loading took
+/// longer than the timeout, the first step failed at its first wait.
+#[test]
+fn regression_the_time_before_a_run_is_not_the_silence_of_another_process() {
+    let lists = ["0F0 0B0", "1F0 1B0"];
+    let actions = |list: &str| list.split(' ').map(|one| one.parse().unwrap()).collect();
+    let program = lower(&lists.map(actions).to_vec(), &Topology::chain(2), 1).unwrap();
+    let program = Arc::new(program);
+    let listens = Arc::new(Listens::default());
+    let peers: Arc<dyn Peers<MockStage>> = Arc::clone(&listens) as _;
+    let deadline = Duration::from_secs(60);
+    let settings = Settings { link_capacity: 1, deadline, virtual_costs: None };
+    let devices = mock_devices(&program, None);
+    let mut pool = WorkerPool::spawn_among(devices, settings, Some(peers)).unwrap();
+    let start = Instant::now();
+    let error = pool.run(&program, feeds(&program, 1)).unwrap_err().to_string();
+    assert_eq!(error, "rank 1: it is gone");
+    let (silence, begun) = listens.0.lock().unwrap().unwrap();
+    let run = begun.duration_since(start);
+    assert!(silence <= run, "silent for {silence:?}, {run:?} after the run began");
 }

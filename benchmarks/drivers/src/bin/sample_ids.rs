@@ -51,7 +51,7 @@ fn main() -> Result<(), Failure> {
     let source = Source { samples: encoded.samples, rows };
     let mut samples = Vec::new();
     if !source.samples.is_empty() {
-        for PackedBatch { batch, documents } in in_order(&source, longest, 1)? {
+        for PackedBatch { batch, documents } in in_order(&source, longest, 1, usize::MAX)? {
             let is_sample = |own: &&i64| **own != NO_DOCUMENT;
             let length = documents.iter().take_while(is_sample).count();
             samples.push(json!([batch.inputs.get(..length), batch.targets.get(..length)]));

@@ -35,6 +35,21 @@ pub(crate) struct RunArguments {
     /// Use the moving averages of the weights (averages.safetensors), if the run kept them
     #[arg(long, conflicts_with = "config")]
     pub averages: bool,
+    /// The command's other arguments that must be the same in every process, by flag
+    #[arg(skip)]
+    pub beside: Vec<(String, String)>,
+}
+
+fn named<const N: usize>(facts: [(&str, String); N]) -> Vec<(String, String)> {
+    facts.map(|(flag, value)| (flag.to_owned(), value)).into()
+}
+
+fn given(value: &Option<impl ToString>) -> String {
+    value.as_ref().map_or_else(|| "none".to_owned(), ToString::to_string)
+}
+
+fn path(path: &Option<PathBuf>) -> String {
+    given(&path.as_ref().map(|path| path.display()))
 }
 
 #[derive(Debug, Args)]
@@ -48,8 +63,8 @@ pub(crate) struct EvalArguments {
     /// JSONL files to evaluate on [default: the held-out samples of a run on JSONL]
     #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with = "text")]
     pub data: Vec<PathBuf>,
-    /// Measure at most the first N tokens [default: train.validation_tokens; all
-    /// tokens if --text or --data is given]
+    /// Measure about N tokens: the first of a text, or rows spread evenly over samples
+    /// [default: train.validation_tokens; all tokens if --text or --data is given]
     #[arg(long, value_name = "N", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub tokens: Option<usize>,
     /// Folder with a folder of images for each class, to measure on all of them [default: the
@@ -78,6 +93,21 @@ pub(crate) struct EvalArguments {
     /// Print one line of JSON, with all digits
     #[arg(long)]
     pub json: bool,
+}
+
+impl EvalArguments {
+    /// The arguments besides those of the run that must be the same in every process. Data are
+    /// compared by content.
+    pub(crate) fn told(&self) -> Vec<(String, String)> {
+        let own = named([
+            ("--tokens", given(&self.tokens)),
+            ("--confusion", path(&self.confusion)),
+            ("--translate", self.translate.to_string()),
+            ("--table", path(&self.table)),
+            ("--svg", path(&self.svg)),
+        ]);
+        [own, self.search.told()].concat()
+    }
 }
 
 #[derive(Debug, Args)]
@@ -174,6 +204,24 @@ pub(crate) struct GenerateArguments {
     pub json: bool,
 }
 
+impl GenerateArguments {
+    /// The arguments besides those of the run that must be the same in every process. Rank 0 alone
+    /// reads the prompts.
+    pub(crate) fn told(&self) -> Vec<(String, String)> {
+        named([
+            ("--batch", self.batch.to_string()),
+            ("--tokens", given(&self.tokens)),
+            ("--stop", format!("{:?}", self.stop)),
+            ("--temperature", given(&self.temperature)),
+            ("--top-k", given(&self.top_k)),
+            ("--top-p", given(&self.top_p)),
+            ("--min-p", given(&self.min_p)),
+            ("--repetition-penalty", given(&self.repetition_penalty)),
+            ("--seed", self.seed.to_string()),
+        ])
+    }
+}
+
 /// How translations are searched.
 #[derive(Debug, Args)]
 pub(crate) struct SearchArguments {
@@ -185,6 +233,15 @@ pub(crate) struct SearchArguments {
     #[arg(long, value_name = "ALPHA", default_value_t = 0.6)]
     #[arg(value_parser = number, allow_negative_numbers = true)]
     pub length_penalty: f64,
+}
+
+impl SearchArguments {
+    fn told(&self) -> Vec<(String, String)> {
+        named([
+            ("--beam", self.beam.to_string()),
+            ("--length-penalty", self.length_penalty.to_string()),
+        ])
+    }
 }
 
 #[derive(Debug, Args)]
@@ -201,4 +258,12 @@ pub(crate) struct TranslateArguments {
     #[arg(long, value_name = "N", default_value_t = 64)]
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub batch: usize,
+}
+
+impl TranslateArguments {
+    /// The arguments besides those of the run that must be the same in every process.
+    pub(crate) fn told(&self) -> Vec<(String, String)> {
+        let own = named([("--from", self.from.clone()), ("--batch", self.batch.to_string())]);
+        [own, self.search.told()].concat()
+    }
 }

@@ -1,9 +1,15 @@
 //! Checks that no other module makes when it receives its part of a configuration, or makes only
 //! after long work.
 
+use gpipe_data::{
+    jsonl::is_share,
+    parallel::{PAIR_TOKENS_MAX, PAIR_TOKENS_MIN},
+};
 use gpipe_observe::step_file::STAGES_MAX;
 
-use super::{Config, ConfigError, Data, JsonlConfig, Model, PackingChoice, TextConfig};
+use super::{
+    Config, ConfigError, Data, JsonlConfig, Model, PackingChoice, ParallelConfig, TextConfig,
+};
 
 /// Maximum number of seconds of a timeout.
 const TIMEOUT_S_MAX: u64 = gpipe::TIMEOUT_MAX.as_secs();
@@ -12,6 +18,20 @@ type Result = std::result::Result<(), ConfigError>;
 
 fn refuse(key: &'static str, value: impl ToString, reason: &str) -> Result {
     Err(ConfigError::Value { key, value: value.to_string(), reason: reason.into() })
+}
+
+fn check_parallel(data: &ParallelConfig) -> Result {
+    if !(PAIR_TOKENS_MIN..=PAIR_TOKENS_MAX).contains(&data.length) {
+        let reason = format!("use {PAIR_TOKENS_MIN} to {PAIR_TOKENS_MAX} tokens");
+        return refuse("data.length", data.length, &reason);
+    }
+    if data.temperature.is_nan() || data.temperature < 1.0 {
+        return refuse("data.temperature", data.temperature, "use a number of at least 1");
+    }
+    if data.batch_tokens == 0 {
+        return refuse("data.batch_tokens", 0, "use at least 1");
+    }
+    Ok(())
 }
 
 impl Config {
@@ -42,6 +62,7 @@ impl Config {
                 return refuse("data.sequence", 0, "use at least 1");
             }
             Data::Jsonl(data) => self.check_jsonl(data)?,
+            Data::Parallel(data) => check_parallel(data)?,
             _ => {}
         }
         let least = match self.data {
@@ -70,10 +91,11 @@ impl Config {
             let found = data.files.iter().map(|path| path.display().to_string());
             return refuse("data.files", found.collect::<Vec<_>>().join(", "), reason);
         }
-        let wrong = data.sources.iter().find(|own| !(own.weight > 0.0 && own.weight.is_finite()));
-        if let Some(own) = wrong {
+        let sum: f64 = data.sources.iter().map(|own| own.weight).sum();
+        if let Some(own) = data.sources.iter().find(|own| !is_share(own.weight, sum)) {
             let value = format!("{} of {}", own.weight, own.path.display());
-            return refuse("data.sources.weight", value, "use a number above 0");
+            let reason = "use positive weights, each at least a thousandth of their sum";
+            return refuse("data.sources.weight", value, reason);
         }
         let share = data.validation_share;
         if data.validation.is_empty() && !(share > 0.0 && share < 1.0) {

@@ -17,7 +17,7 @@ use crate::{
         kind,
     },
 };
-use gpipe_data::images::{EvaluationImages, ImageFolder};
+use gpipe_data::images::{ImageFolder, ImageSet};
 
 /// Maximum number of classes for which the whole table is printed.
 const TABLE_CLASSES_MAX: usize = 40;
@@ -39,8 +39,12 @@ pub(super) fn run(
     if let Some(path) = &arguments.confusion {
         processes.decided(|| check_writable(path))?; // before any work
     }
+    // A wrong path is told before the weights are read, and wrong weights before the run's images.
+    let named = arguments.images.is_some().then(|| images(arguments, run)).transpose()?;
     let mut pipeline = run.pipeline(processes)?;
-    let (images, what) = images(arguments, run)?;
+    let (set, what) = named.map_or_else(|| images(arguments, run), Ok)?;
+    processes.agree_on_held_out(&classification::fingerprint(set.as_ref()))?;
+    let images = classification::evaluation(&run.config, set, None)?;
     let mut confusion = Confusion::new(classes.len());
     let work = Work::new("evaluating", images.batches() as u64);
     for batch in classification::readable(&images, &run.config, pipeline.is_fed())? {
@@ -98,13 +102,13 @@ pub(super) fn run(
 fn images(
     arguments: &EvalArguments,
     run: &RunFolder,
-) -> Result<(EvaluationImages, String), CliError> {
+) -> Result<(Arc<dyn ImageSet>, String), CliError> {
     let classes = run.vocabulary.classes()?;
     match &arguments.images {
         Some(folder) => {
             let set = ImageFolder::with_classes(folder, classes)?;
             let what = format!("{}{}", folder.display(), classification::left_out(&set));
-            Ok((classification::evaluation(&run.config, Arc::new(set), None)?, what))
+            Ok((Arc::new(set), what))
         }
         None => {
             let held_out = Classification::held_out(&run.config).map_err(|error| match error {
@@ -116,7 +120,8 @@ fn images(
                 }
                 other => other,
             });
-            let (images, what, own) = held_out?;
+            let (set, what) = held_out?;
+            let own = set.classes();
             if own != classes {
                 return Err(CliError::Usage(format!(
                     "{what}: its {} classes are not the {} of the model: bring its data back, or \
@@ -125,7 +130,7 @@ fn images(
                     classes.len()
                 )));
             }
-            Ok((images, what))
+            Ok((set, what))
         }
     }
 }

@@ -41,11 +41,15 @@ pub(super) fn run(
         Data::Jsonl(data) if arguments.text.is_empty() => {
             let samples =
                 jsonl::Measured::open(&run.config, &data, &run.vocabulary, &arguments.data)?;
+            processes.agree_on_held_out(&samples.fingerprint())?;
             let mut pipeline = run.pipeline(processes)?;
             let parts = samples.parts(&run.config, tokens_max)?;
             let measured = super::all(&mut pipeline, parts)?;
             if !arguments.json {
                 say!("samples        {}", samples.what);
+                if let Some(part) = samples.part_of_rows(tokens_max) {
+                    say!("measured       {part}; --tokens N measures more");
+                }
             }
             show(arguments, run, &measured, None)
         }
@@ -62,9 +66,10 @@ fn on_texts(
 ) -> Result<(), CliError> {
     run.config.one_document_per_row();
     let tokenizer = run.vocabulary.tokenizer()?;
-    let mut pipeline = run.pipeline(processes)?;
     let (Texts { documents, report }, what) = texts(arguments, &run.config)?;
     let tokens = TokenSet::encode(tokenizer, &documents)?;
+    processes.agree_on_held_out(&language::fingerprint(&tokens))?;
+    let mut pipeline = run.pipeline(processes)?;
     let batches = language::batches(&tokens, &run.config, tokens_max)?;
     let measured = super::all(&mut pipeline, Part::all(batches))?;
     if !arguments.json {

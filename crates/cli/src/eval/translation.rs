@@ -70,6 +70,7 @@ pub(super) fn run(
         processes.decided(|| check_writable(path))?; // before any work
     }
     let task = Translation::open(&run.config, data, Some(run.vocabulary.clone()))?;
+    processes.agree_on_held_out(&task.held_out_fingerprint())?;
     let own = TranslationVocabulary::from_tokenizer(run.vocabulary.tokenizer()?.clone())?;
     let translator = Translator::new(&run.config, &own, &arguments.search, TRANSLATED)?;
     let mut pipeline = run.pipeline(processes)?;

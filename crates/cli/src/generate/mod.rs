@@ -100,8 +100,11 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
         let chat = chat::Chat { template, tokenizer, settings, seed: arguments.seed, positions };
         return chat.hold(&mut run.pipeline(processes)?, arguments.system.as_deref());
     }
+    let read = || processes.decided(|| prompts::read_all(arguments));
+    // Whoever types can do so once the model is ready.
+    let given = if prompts::are_typed(arguments) { None } else { Some(read()?) };
     let mut pipeline = run.pipeline(processes)?;
-    let all = processes.decided(|| prompts::read_all(arguments))?;
+    let all = given.map_or_else(read, Ok)?;
     let writer = match (arguments.json, all.len()) {
         (true, _) => Writer::Json,
         (false, 1) => Writer::Stream,

@@ -1,19 +1,13 @@
 //! What the first line of a JSONL file holds.
 
-use std::{
-    fs,
-    io::{BufRead, BufReader, Read},
-    path::Path,
-};
+use std::path::Path;
 
-use gpipe_data::jsonl::{Fields as Names, Record};
+use gpipe_data::jsonl::{Fields as Names, Lines, OnBadLine, Record};
 use serde_json::{Map, Value};
 
 use super::refused;
-use crate::{CliError, files::io};
+use crate::CliError;
 
-/// Maximum length of a line that is looked at, in bytes.
-const LINE_BYTES_MAX: u64 = 1 << 20;
 /// Names that fields of prompts and of completions have in published data, ours first.
 const PROMPTS: [&str; 5] = ["prompt", "instruction", "question", "input", "query"];
 const COMPLETIONS: [&str; 6] = ["completion", "output", "response", "answer", "target", "chosen"];
@@ -32,18 +26,13 @@ pub(super) enum Fields {
 /// # Errors
 /// It holds nothing that a training takes, or more than one thing.
 pub(super) fn fields(path: &Path) -> Result<Fields, CliError> {
-    let file = fs::File::open(path).map_err(io(path))?;
-    let mut line = String::new();
-    let mut lines = BufReader::new(file.take(LINE_BYTES_MAX)).lines();
-    while line.trim().is_empty() {
-        match lines.next() {
-            Some(next) => line = next.map_err(io(path))?,
-            None => return refused(path, "it has no line"),
-        }
-    }
+    let mut lines = Lines::open(path, Names::default(), OnBadLine::Stop)?;
+    let Some((number, line)) = lines.next_text()? else { return refused(path, "it has no line") };
     let object: Map<String, Value> = match serde_json::from_str(&line) {
         Ok(object) => object,
-        Err(error) => return refused(path, &format!("line 1 is no JSON object: {error}")),
+        Err(error) => {
+            return refused(path, &format!("line {number} is no JSON object: {error}"));
+        }
     };
     let is_text = |name: &&&str| object.get(**name).is_some_and(Value::is_string);
     let prompts: Vec<&str> = PROMPTS.iter().filter(is_text).copied().collect();
@@ -56,8 +45,8 @@ pub(super) fn fields(path: &Path) -> Result<Fields, CliError> {
             return refused(
                 path,
                 &format!(
-                    "line 1 has {} beside {completion}, and a sample has one prompt: join them in \
-                    a field named prompt",
+                    "line {number} has {} beside {completion}, and a sample has one prompt: \
+                    join them in a field named prompt",
                     prompts.join(" and ")
                 ),
             );
@@ -72,8 +61,8 @@ pub(super) fn fields(path: &Path) -> Result<Fields, CliError> {
             return refused(
                 path,
                 &format!(
-                    "line 1 has the fields {}, none of which is text, prompt and completion, or \
-                    messages: rename them, or write a configuration with [data.fields]",
+                    "line {number} has the fields {}, none of which is text, prompt and completion, \
+                    or messages: rename them, or write a configuration with [data.fields]",
                     names.join(", ")
                 ),
             );
@@ -82,6 +71,6 @@ pub(super) fn fields(path: &Path) -> Result<Fields, CliError> {
     // A training would refuse each such line.
     match Record::parse(&line, &names) {
         Ok(_) => Ok(found),
-        Err(reason) => refused(path, &format!("line 1: {reason}")),
+        Err(reason) => refused(path, &format!("line {number}: {reason}")),
     }
 }

@@ -4,17 +4,20 @@
 //! fails, it ends all of them.
 
 use std::{
-    collections::HashMap,
-    io::{BufRead, BufReader, IsTerminal, Read, Write},
+    ffi::{OsStr, OsString},
+    io::{IsTerminal, Read},
     net::{Ipv4Addr, TcpListener},
     os::{
         fd::{AsRawFd, OwnedFd},
-        unix::process::{CommandExt, ExitStatusExt},
+        unix::{
+            ffi::OsStringExt,
+            process::{CommandExt, ExitStatusExt},
+        },
     },
     path::{Path, PathBuf},
     process::{Child, Command, ExitStatus, Stdio},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex,
         mpsc::{Receiver, RecvTimeoutError, Sender, channel},
     },
     thread,
@@ -34,11 +37,14 @@ use gpipe_distributed::environment::{
     AGENT_STORE, MASTER_ADDR, MASTER_PORT, RANK, RESTART_COUNT, WORLD_SIZE, launched_name,
 };
 
-use super::RUN_NOTE;
+use super::{
+    RUN_NOTE,
+    lines::{Said, prefixed},
+};
 use crate::{
     CliError,
     args::{Arguments, LaunchArguments},
-    output::complain,
+    output::{self, complain},
     signals,
 };
 
@@ -46,12 +52,6 @@ use crate::{
 const GRACE: Duration = Duration::from_secs(15);
 /// Delay before the others are told of a process's end. Most know it at once, and more about it.
 const TELL: Duration = Duration::from_secs(1);
-/// Maximum length of a line that is printed at once.
-const LINE_BYTES_MAX: u64 = 64 << 10;
-/// The beginning of a line that reports an error or a warning.
-const COMPLAINT: &[u8] = b"gpipe: ";
-/// Maximum number of different complaints that are compared.
-const COMPLAINTS_MAX: usize = 1000;
 /// Interval between checks for ended processes. Usually the end of their output triggers a check
 /// first.
 const LOOK: Duration = Duration::from_millis(100);
@@ -78,9 +78,13 @@ impl LaunchError {
     /// The exit code of the process that failed, or 128 plus the signal's number.
     pub(crate) fn exit_code(&self) -> u8 {
         let Self::Failed { status, .. } = self else { return 1 };
-        let signal = status.signal().map(|signal| 128 + signal);
-        u8::try_from(status.code().or(signal).unwrap_or(1)).unwrap_or(1)
+        u8::try_from(code(*status).unwrap_or(1)).unwrap_or(1)
     }
+}
+
+/// The exit code of a process, or 128 plus the number of the signal that ended it.
+fn code(status: ExitStatus) -> Option<i32> {
+    status.code().or(status.signal().map(|signal| 128 + signal))
 }
 
 fn how(status: ExitStatus) -> String {
@@ -121,18 +125,18 @@ pub(crate) fn run(arguments: &LaunchArguments) -> Result<(), CliError> {
     let (sender, events) = channel();
     watch_signals(sender.clone())?;
     let note = Note::new()?;
-    let mut command = arguments.command.clone();
+    let mut command: Vec<OsString> = arguments.command.iter().map(OsString::from).collect();
     for attempt in 0..=arguments.restarts {
         let mut supervisor = Supervisor::start(arguments, &command, attempt, &note, &sender)?;
         let (first, asked) = supervisor.wait(&events);
         let Some((rank, status)) = first else { return Ok(()) };
         let failed = LaunchError::Failed { rank, size, status, tries: attempt + 1 };
         // An end that was requested, here or in a process, is not restarted.
-        let asked = asked || signals::has_ended(status.code());
+        let asked = asked || signals::has_ended(code(status));
         if asked || attempt == arguments.restarts {
             return Err(failed.into());
         }
-        let folder = std::fs::read_to_string(&note.path).unwrap_or_default();
+        let folder = OsString::from_vec(std::fs::read(&note.path).unwrap_or_default());
         let Some(again) = again(&arguments.command, &folder) else {
             complain!(
                 "gpipe launch: its run had not begun: it would fail again, and is not restarted"
@@ -206,37 +210,10 @@ struct Supervisor {
     said: Arc<Mutex<Said>>,
 }
 
-/// The complaints of processes before a run begins, with the rank that printed each first. All
-/// processes refuse the same wrong setting, and once is enough. Later, each says how it ended.
-struct Said {
-    first: HashMap<String, usize>,
-    /// The file that is no longer empty when a run has begun.
-    note: PathBuf,
-}
-
-impl Said {
-    /// Whether `line` of `rank` repeats a complaint of another rank.
-    fn repeats(&mut self, rank: usize, line: &[u8]) -> bool {
-        let Some(text) = line.strip_prefix(COMPLAINT) else { return false };
-        // A process that hears of another's error names its rank.
-        let text = std::str::from_utf8(text).unwrap_or_default();
-        let other = text.strip_prefix("rank ").and_then(|rest| rest.split_once(": "));
-        let text = match other {
-            Some((number, said)) if number.bytes().all(|c| c.is_ascii_digit()) => said,
-            _ => text,
-        };
-        let has_begun = std::fs::metadata(&self.note).is_ok_and(|note| note.len() > 0);
-        if has_begun || text.is_empty() || self.first.len() >= COMPLAINTS_MAX {
-            return false;
-        }
-        *self.first.entry(text.to_owned()).or_insert(rank) != rank
-    }
-}
-
 impl Supervisor {
     fn start(
         arguments: &LaunchArguments,
-        own_arguments: &[String],
+        own_arguments: &[OsString],
         attempt: u32,
         note: &Note,
         events: &Sender<Event>,
@@ -255,7 +232,7 @@ impl Supervisor {
             readers: Vec::new(),
             store,
             meeting,
-            said: Arc::new(Mutex::new(Said { first: HashMap::new(), note: note.path.clone() })),
+            said: Arc::new(Mutex::new(Said::new(note.path.clone()))),
         };
         for rank in 0..arguments.processes {
             let mut command = Command::new(&program);
@@ -283,26 +260,26 @@ impl Supervisor {
             let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
             supervisor.children.push(Some(child));
             if let Some(stdout) = stdout {
-                supervisor.show(rank, stdout, std::io::stdout, events)?;
+                supervisor.show(rank, stdout, output::bytes, events)?;
             }
             if let Some(stderr) = stderr {
-                supervisor.show(rank, stderr, std::io::stderr, events)?;
+                supervisor.show(rank, stderr, output::error_bytes, events)?;
             }
         }
         Ok(supervisor)
     }
 
-    /// Prints the lines of a process, each with its rank in front.
-    fn show<W: Write + 'static>(
+    /// Gives the lines of a process to `print`, each with its rank in front.
+    fn show(
         &mut self,
         rank: usize,
         from: impl Read + Send + 'static,
-        to: fn() -> W,
+        print: fn(&[u8]),
         events: &Sender<Event>,
     ) -> Result<(), CliError> {
         let (events, said) = (events.clone(), Arc::clone(&self.said));
         let copy = move || {
-            prefixed(rank, from, to, &said);
+            prefixed(rank, from, print, &said);
             let _ = events.send(Event::Closed); // there is nobody left to tell
         };
         let thread = thread::Builder::new().name(format!("gpipe-output-{rank}")).spawn(copy);
@@ -418,11 +395,11 @@ impl Drop for Supervisor {
 /// from the checkpoint. So it resumes its folder, which is an error without a checkpoint there.
 ///
 /// `None` if a training had no folder yet: its own folder arguments would lead elsewhere now.
-fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
+fn again(given: &[String], folder: &OsStr) -> Option<Vec<OsString>> {
     if given.first().is_none_or(|first| first != "train") {
-        return Some(given.to_vec());
+        return Some(given.iter().map(OsString::from).collect());
     }
-    let (mut left, mut resumed) = (Vec::new(), "auto".to_owned());
+    let (mut left, mut resumed) = (Vec::<OsString>::new(), "auto".to_owned());
     let mut arguments = given.iter();
     while let Some(argument) = arguments.next() {
         let (name, value) = match argument.split_once('=') {
@@ -430,7 +407,7 @@ fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
             None => (argument.as_str(), None),
         };
         if !["--resume", "--out"].contains(&name) {
-            left.push(argument.clone());
+            left.push(argument.into());
             continue;
         }
         let value = value.or_else(|| arguments.next().cloned());
@@ -438,11 +415,11 @@ fn again(given: &[String], folder: &str) -> Option<Vec<String>> {
             resumed = value.unwrap_or(resumed);
         }
     }
-    let folder = folder.trim_end_matches('\n');
-    match resumed.as_str() {
-        "auto" => left.extend(["--resume", "auto", "--out", folder].map(str::to_owned)),
-        _ => left.extend(["--resume", folder].map(str::to_owned)),
+    left.push("--resume".into());
+    if resumed == "auto" {
+        left.extend(["auto", "--out"].map(OsString::from));
     }
+    left.push(folder.to_owned());
     (!folder.is_empty()).then_some(left)
 }
 
@@ -454,29 +431,6 @@ fn stdin_of(rank: usize) -> Stdio {
     }
 }
 
-/// Copies lines, each with the rank in front, without those that repeat what another rank `said`.
-fn prefixed<W: Write>(rank: usize, from: impl Read, to: fn() -> W, said: &Mutex<Said>) {
-    let mut from = BufReader::new(from);
-    let mut line = Vec::new();
-    loop {
-        line.clear();
-        match from.by_ref().take(LINE_BYTES_MAX).read_until(b'\n', &mut line) {
-            Ok(0) | Err(_) => return,
-            Ok(_) => {}
-        }
-        if line.last() != Some(&b'\n') {
-            line.push(b'\n');
-        }
-        if said.lock().unwrap_or_else(PoisonError::into_inner).repeats(rank, &line) {
-            continue;
-        }
-        let mut all = format!("[{rank}] ").into_bytes();
-        all.append(&mut line);
-        // If nobody reads the output, the process continues.
-        let _ = to().write_all(&all);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -484,17 +438,19 @@ mod tests {
     #[test]
     fn oracle_a_training_that_starts_again_goes_on_where_it_had_begun() {
         let given = |text: &str| text.split(' ').map(str::to_owned).collect::<Vec<_>>();
+        let wanted = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
+        let run = OsStr::new("/run");
         for own in ["--out x", "--out=x", "--resume auto", "--resume=auto --out z", "--steps 9"] {
             let rest = if own.contains("steps") { " --steps 9" } else { "" };
-            let expected = given(&format!("train a.toml{rest} --resume auto --out /run"));
-            assert_eq!(again(&given(&format!("train a.toml {own}")), "/run\n"), Some(expected));
+            let expected = wanted(&format!("train a.toml{rest} --resume auto --out /run"));
+            assert_eq!(again(&given(&format!("train a.toml {own}")), run), Some(expected));
         }
         for own in ["--resume y", "--resume=y --out z", "--out=z --resume y"] {
-            let expected = given("train --resume /run");
-            assert_eq!(again(&given(&format!("train {own}")), "/run\n"), Some(expected));
+            let expected = wanted("train --resume /run");
+            assert_eq!(again(&given(&format!("train {own}")), run), Some(expected));
         }
         // The command was refused before it had a folder.
-        assert_eq!(again(&given("train a.toml --out x"), ""), None);
-        assert_eq!(again(&given("eval out/x"), ""), Some(given("eval out/x")));
+        assert_eq!(again(&given("train a.toml --out x"), OsStr::new("")), None);
+        assert_eq!(again(&given("eval out/x"), OsStr::new("")), Some(wanted("eval out/x")));
     }
 }

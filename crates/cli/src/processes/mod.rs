@@ -3,10 +3,12 @@
 //! Every process runs the same command on the same configuration and data, with its share of the
 //! stages. Only rank 0 prints, and writes what is written once.
 //!
-//! - [`launch`]: `gpipe launch`, which sets the variables that identify a process
+//! - [`launch`]: `gpipe launch`, which sets the variables that identify a process; [`lines`]: what
+//!   it prints of the processes
 //! - here: the processes of a command, once they have met
 
 pub(crate) mod launch;
+mod lines;
 
 use std::{
     cell::OnceCell,
@@ -36,6 +38,8 @@ pub(crate) const REPLICAS_MAX: usize = 256;
 
 /// Path of the file in which a training that has begun writes its run's folder, for the launcher.
 pub(crate) const RUN_NOTE: &str = "GPIPE_RUN_NOTE";
+/// torchrun's name for the number of processes that it started on this host.
+const LOCAL_WORLD_SIZE: &str = "LOCAL_WORLD_SIZE";
 
 /// The process timeout, in seconds, as far as the command line and its configuration file determine
 /// it. Errors in them are reported later, when the other processes can receive them.
@@ -60,6 +64,17 @@ pub(crate) struct Processes {
     member: OnceCell<Arc<Member>>,
     /// If replicas are threads of this process: where they add their gradients.
     sums: Option<SharedSums>,
+    /// How many of the processes are on this host, as far as it is known.
+    on_this_host: usize,
+}
+
+/// How many of `size` processes are on this host, as far as their launcher says it.
+fn on_this_host(size: usize) -> usize {
+    if std::env::var_os(RUN_NOTE).is_some() {
+        return size; // gpipe launch starts all of them here
+    }
+    let told = std::env::var(LOCAL_WORLD_SIZE).ok();
+    told.and_then(|text| text.trim().parse::<usize>().ok()).unwrap_or(1).clamp(1, size)
 }
 
 /// How long processes meet without a word.
@@ -90,7 +105,7 @@ impl Waiting {
 fn whom_it_awaits(environment: &Environment, meeting: &Meeting) -> String {
     let Environment { rank, size, .. } = environment;
     match &meeting.store {
-        Store::At { host, port } => {
+        Store::At { host, port } | Store::Launcher { host, port } => {
             format!("rank {rank} of {size} waits for all of them at {host}:{port}")
         }
         Store::Serve(listener) => {
@@ -114,7 +129,7 @@ impl Processes {
         timeout_s: u64,
         command: impl FnOnce(&Self) -> Result<(), CliError>,
     ) -> Result<(), CliError> {
-        let alone = Self { cluster: None, member: OnceCell::new(), sums: None };
+        let alone = Self { cluster: None, member: OnceCell::new(), sums: None, on_this_host: 1 };
         let Some(environment) = environment else { return command(&alone) };
         if environment.rank > 0 {
             output::quiet();
@@ -131,7 +146,8 @@ impl Processes {
             tells.then(|| Waiting::tell_after(SILENCE, whom_it_awaits(environment, &meeting)));
         let cluster = Some(Cluster::join(meeting)?);
         drop(waiting);
-        let processes = Self { cluster, ..alone };
+        let on_this_host = on_this_host(environment.size);
+        let processes = Self { cluster, on_this_host, ..alone };
         let done = command(&processes);
         if let Err(error) = &done {
             processes.fail(error);
@@ -163,7 +179,7 @@ impl Processes {
             }
             let cluster = Some(Cluster::join(meeting)?);
             let sums = Some(sums.clone());
-            let processes = Self { cluster, member: OnceCell::new(), sums };
+            let processes = Self { cluster, member: OnceCell::new(), sums, on_this_host: 1 };
             // The others would wait for the gradients of one that panicked.
             let done = catch_unwind(AssertUnwindSafe(|| command(&processes)))
                 .unwrap_or_else(|_| Err(failed(io::Error::other("its thread panicked"))));
@@ -191,6 +207,12 @@ impl Processes {
     /// How many replicas this process has.
     pub(crate) fn replicas_here(&self) -> usize {
         if self.sums.is_some() { self.count() } else { 1 }
+    }
+
+    /// How many of the processes are on this host, as far as a launcher says it. Replicas that are
+    /// threads are in one process.
+    pub(crate) fn on_this_host(&self) -> usize {
+        self.on_this_host
     }
 
     /// Tells the waiting processes why this one stops, unless they have reached the same error.
@@ -267,9 +289,15 @@ impl Processes {
     ) -> Result<T, CliError> {
         let Some(cluster) = &self.cluster else { return decide() };
         if self.is_first() {
-            let decided = decide();
-            let told = decided.as_ref().map_err(ToString::to_string);
-            let gathered = cluster.gather(serde_json::to_vec(&told).unwrap_or_default());
+            let mut decided = decide();
+            let told = serde_json::to_vec(&decided.as_ref().map_err(ToString::to_string));
+            let told = told.unwrap_or_else(|error| {
+                let reason = format!("{error}: several processes need paths in UTF-8: rename it");
+                let told = serde_json::to_vec(&Err::<(), _>(&reason)).unwrap_or_default();
+                decided = Err(failed(Some(0), reason));
+                told
+            });
+            let gathered = cluster.gather(told);
             return decided.and_then(|decided| gathered.map(|_| decided).map_err(CliError::from));
         }
         let gathered = cluster.gather(Vec::new())?;
@@ -324,6 +352,12 @@ impl Processes {
     pub(crate) fn agree_on_data(&self, fingerprint: &str) -> Result<(), CliError> {
         self.agree_on_facts(&[("training data".into(), fingerprint.to_owned())])
     }
+
+    /// Refuses processes with other held-out data. The process of the first stage takes the inputs
+    /// from its own data, and that of the last stage the targets.
+    pub(crate) fn agree_on_held_out(&self, fingerprint: &str) -> Result<(), CliError> {
+        self.agree_on_facts(&[("held-out data".into(), fingerprint.to_owned())])
+    }
 }
 
 /// The error that another process reported.
@@ -333,7 +367,7 @@ fn failed(process: Option<usize>, reason: String) -> CliError {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use std::net::TcpListener;
+    use std::{ffi::OsStr, net::TcpListener, os::unix::ffi::OsStrExt};
 
     use gpipe_distributed::{Meeting, Store};
 
@@ -361,10 +395,23 @@ pub(crate) mod tests {
             let ranks = meetings.map(|meeting| {
                 scope.spawn(|| {
                     let cluster = Some(Cluster::join(meeting).unwrap());
-                    command(&Processes { cluster, member: OnceCell::new(), sums: None })
+                    let (member, sums) = (OnceCell::new(), None);
+                    command(&Processes { cluster, member, sums, on_this_host: 2 })
                 })
             });
             ranks.map(|rank| rank.join().unwrap()).into()
         })
+    }
+
+    /// Rank 0 sent nothing where it decided on a path that is not UTF-8, such as a run's folder.
+    /// The others reported "EOF while parsing a value".
+    #[test]
+    fn regression_a_path_that_cannot_be_sent_is_named_by_all() {
+        let path = || Ok(Path::new(OsStr::from_bytes(b"out/\xff")).to_owned());
+        let found = in_two(|processes| processes.decided(path).map_err(|error| error.to_string()));
+        for error in found {
+            let error = error.unwrap_err();
+            assert!(error.contains("rank 0: ") && error.contains("UTF-8"), "{error}");
+        }
     }
 }

@@ -26,6 +26,7 @@ const RATIO: (f64, f64) = (3.0 / 4.0, 4.0 / 3.0);
 pub(crate) struct Classification {
     vocabulary: Vocabulary,
     train: Arc<dyn ImageSet>,
+    held_out: Arc<dyn ImageSet>,
     batches: TrainImages,
     validation: EvaluationImages,
     summary: String,
@@ -93,19 +94,17 @@ impl Classification {
             on_unreadable,
         )?;
         let most = Some(images.validation_images).filter(|&most| most > 0);
+        let held_out = Arc::clone(&validation);
         let validation = evaluation(config, validation, most)?;
         let (vocabulary, kind) = (Vocabulary::Classes(classes), super::kind(config));
         let config = config.clone();
-        Ok(Self { vocabulary, train, batches, validation, summary, kind, config })
+        Ok(Self { vocabulary, train, held_out, batches, validation, summary, kind, config })
     }
 
-    /// The held-out images in order, their description, and their classes.
-    pub(crate) fn held_out(
-        config: &Config,
-    ) -> Result<(EvaluationImages, String, Vec<String>), CliError> {
+    /// The held-out images, and their description.
+    pub(crate) fn held_out(config: &Config) -> Result<(Arc<dyn ImageSet>, String), CliError> {
         let Sides { validation, what, .. } = sides(config)?;
-        let classes = validation.classes().to_vec();
-        Ok((evaluation(config, validation, None)?, format!("held out of {what}"), classes))
+        Ok((validation, format!("held out of {what}")))
     }
 }
 
@@ -131,7 +130,11 @@ impl Task for Classification {
     }
 
     fn fingerprint(&self) -> String {
-        format!("{:016x}", self.train.fingerprint())
+        fingerprint(self.train.as_ref())
+    }
+
+    fn held_out_fingerprint(&self) -> String {
+        fingerprint(self.held_out.as_ref())
     }
 
     fn training(
@@ -154,6 +157,11 @@ impl Task for Classification {
         all.extend(self.validation.unreadable());
         all
     }
+}
+
+/// The fingerprint of a set, as text.
+pub(crate) fn fingerprint(set: &dyn ImageSet) -> String {
+    format!("{:016x}", set.fingerprint())
 }
 
 /// A set for evaluation: all of its images, or the first `most`.

@@ -150,14 +150,12 @@ impl Task for Language {
         &self.vocabulary
     }
 
-    /// The SHA-256 of the concatenated SHA-256 of all parts of the training tokens, in order.
     fn fingerprint(&self) -> String {
-        let part = |part: &[u32]| {
-            let bytes: Vec<u8> = part.iter().flat_map(|token| token.to_le_bytes()).collect();
-            sha256(&bytes)
-        };
-        let parts = self.train.tokens.chunks(TOKENS_HASHED).map(part);
-        sha256(parts.collect::<String>().as_bytes())
+        fingerprint(&self.train)
+    }
+
+    fn held_out_fingerprint(&self) -> String {
+        fingerprint(&self.validation)
     }
 
     fn training(
@@ -180,6 +178,16 @@ impl Task for Language {
     fn bits_per_byte(&self, nats: f64) -> Option<f64> {
         Some(self.validation.bits_per_byte(nats))
     }
+}
+
+/// The SHA-256 of the concatenated SHA-256 of all parts of the tokens, in order.
+pub(crate) fn fingerprint(tokens: &TokenSet) -> String {
+    let part = |part: &[u32]| {
+        let bytes: Vec<u8> = part.iter().flat_map(|token| token.to_le_bytes()).collect();
+        sha256(&bytes)
+    };
+    let parts = tokens.tokens.chunks(TOKENS_HASHED).map(part);
+    sha256(parts.collect::<String>().as_bytes())
 }
 
 /// Mini-batches over `tokens`, in order, with the first `most` of them as targets.

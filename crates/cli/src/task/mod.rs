@@ -31,7 +31,7 @@ use gpipe_models::{
 };
 use tch::{Kind, Tensor};
 
-pub(crate) use self::vocabulary::Vocabulary;
+pub(crate) use self::vocabulary::{COMPANIONS, Vocabulary};
 use self::{
     classification::Classification,
     jsonl::Jsonl,
@@ -86,8 +86,11 @@ pub(crate) trait Task {
     /// The tokens or classes of the data.
     fn vocabulary(&self) -> &Vocabulary;
 
-    /// A fingerprint of the training data.
+    /// A fingerprint of the training data, which must be the same in a run that resumes.
     fn fingerprint(&self) -> String;
+
+    /// A fingerprint of the held-out data, which may be others in a run that resumes.
+    fn held_out_fingerprint(&self) -> String;
 
     /// The function that makes training mini-batches, which depend only on the seed and their
     /// number.

@@ -220,6 +220,10 @@ impl Task for Translation {
         self.fingerprint.clone()
     }
 
+    fn held_out_fingerprint(&self) -> String {
+        fingerprint(&self.validation)
+    }
+
     /// `samples` counts pairs as [`TrainPairs::pairs_seen`] does, so it gives the position of a run
     /// in the order of pairs.
     fn training(
@@ -293,16 +297,15 @@ pub(crate) fn check_pad(vocabulary: &TranslationVocabulary) -> Result<(), CliErr
     )))
 }
 
-/// The SHA-256 of the concatenated SHA-256 of each language's training pairs as tokens. Held-out
-/// pairs may change.
-fn fingerprint(train: &PairSet) -> String {
+/// The SHA-256 of the concatenated SHA-256 of each language's pairs as tokens.
+fn fingerprint(set: &PairSet) -> String {
     let language = |language: usize| {
-        let sides = (0..train.pairs(language))
-            .flat_map(|pair| [train.source(language, pair), train.target(language, pair)]);
+        let sides = (0..set.pairs(language))
+            .flat_map(|pair| [set.source(language, pair), set.target(language, pair)]);
         let bytes: Vec<u8> = sides.flatten().flat_map(|token| token.to_le_bytes()).collect();
         sha256(&bytes)
     };
-    sha256((0..train.languages().len()).map(language).collect::<String>().as_bytes())
+    sha256((0..set.languages().len()).map(language).collect::<String>().as_bytes())
 }
 
 /// Reads the configured pairs.

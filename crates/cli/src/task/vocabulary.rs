@@ -17,7 +17,7 @@ use crate::{
 const CLASSES: &str = "classes.json";
 /// Files that may lie beside a tokenizer and belong to its model. They are kept as they are, so
 /// that the model can be exported with them.
-const COMPANIONS: [&str; 9] = [
+pub(crate) const COMPANIONS: [&str; 9] = [
     "tokenizer_config.json",
     "generation_config.json",
     "special_tokens_map.json",

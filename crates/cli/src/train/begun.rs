@@ -1,7 +1,7 @@
 //! The files that describe a run before its first step, and the arguments that all its processes
 //! must share.
 
-use std::{io::ErrorKind, path::Path};
+use std::{io::ErrorKind, os::unix::ffi::OsStrExt, path::Path};
 
 use crate::{
     CliError,
@@ -42,9 +42,9 @@ pub(super) fn write_begun(
     vocabulary: &Vocabulary,
 ) -> Result<(), CliError> {
     if let Some(note) = std::env::var_os(RUN_NOTE) {
-        let absolute = std::path::absolute(out).map_err(io(out))?;
+        // Processes that the launcher starts again have the same working folder.
         let note = Path::new(&note);
-        std::fs::write(note, absolute.display().to_string()).map_err(io(note))?;
+        std::fs::write(note, out.as_os_str().as_bytes()).map_err(io(note))?;
     }
     write_aside(&out.join("config.toml"), &config.resolved().to_commented()?)?;
     if let Some(plan) = plan {

@@ -212,6 +212,7 @@ fn open_data(
     };
     let task = plan_training::open(&arguments.plan, &start.config, fixed)?;
     processes.agree_on_data(&task.fingerprint())?;
+    processes.agree_on_held_out(&task.held_out_fingerprint())?;
     let position = position(start.checkpoint.as_ref(), task.fingerprint())?;
     let reinitialized = reinitialized(earlier, task.vocabulary());
     Ok(TrainingData { task, position, init, reinitialized })

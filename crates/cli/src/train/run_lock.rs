@@ -18,6 +18,7 @@ use crate::{
     metrics::METRICS,
     model_folder::is_model_folder,
     run_folder::{AVERAGES, CHECKPOINTS, PLAN, WEIGHTS},
+    task::COMPANIONS,
 };
 
 /// Maximum number of numbered folders to try for a run without --out.
@@ -220,7 +221,7 @@ fn remove_unfinished(folder: &Path) -> Result<(), CliError> {
         let entry = entry.map_err(io(folder))?;
         let name = entry.file_name();
         let Some(name) = name.to_str() else { continue };
-        let is_own = OWN_FILES.iter().any(|own| name.starts_with(own));
+        let is_own = OWN_FILES.iter().chain(&COMPANIONS).any(|own| name.starts_with(own));
         if is_own && name.ends_with(WRITING) && entry.file_type().is_ok_and(|kind| kind.is_file()) {
             fs::remove_file(entry.path()).map_err(io(&entry.path()))?;
         }

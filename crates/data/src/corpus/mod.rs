@@ -21,6 +21,7 @@ use std::path::{Path, PathBuf};
 use crate::hash::StableHasher;
 use crate::{Error, Result};
 
+pub use paths::is_json;
 pub use read::FILE_BYTES_MAX;
 pub use report::{Cut, TextReport};
 

@@ -148,7 +148,10 @@ impl Reading {
     }
 }
 
-fn is_json(path: &Path) -> bool {
+/// Whether a file's name says that it is JSON, which is no text: also notebooks and JSONL, in any
+/// case.
+#[must_use]
+pub fn is_json(path: &Path) -> bool {
     path.extension().is_some_and(|end| JSON.iter().any(|known| end.eq_ignore_ascii_case(known)))
 }
 

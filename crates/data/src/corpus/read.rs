@@ -62,7 +62,8 @@ fn walk_at_most(top: &Path, left_out: &mut Omissions, most: usize) -> Result<Vec
             }
         }
     }
-    found.sort_by(|a, b| a.relative.cmp(&b.relative));
+    // Names that are not UTF-8 may look alike.
+    found.sort_by(|a, b| (&a.relative, &a.path).cmp(&(&b.relative, &b.path)));
     Ok(found)
 }
 
@@ -103,6 +104,22 @@ pub(super) fn text(path: &Path, bytes: Vec<u8>) -> Result<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Two such names were in the order in which the disk lists them.
+    #[cfg(target_os = "linux")]
+    #[test]
+    fn regression_names_that_are_not_utf8_are_in_order() {
+        use std::{ffi::OsStr, os::unix::ffi::OsStrExt};
+
+        let folder = tempfile::tempdir().unwrap();
+        let name = |byte: u8| folder.path().join(OsStr::from_bytes(&[byte, b'.', b't']));
+        for byte in [0xe9, 0xe8, 0xff, 0xe7, 0xfe] {
+            fs::write(name(byte), "x").unwrap();
+        }
+        let found = walk(folder.path(), &mut Omissions::default()).unwrap();
+        let found: Vec<PathBuf> = found.into_iter().map(|entry| entry.path).collect();
+        assert_eq!(found, [0xe7, 0xe8, 0xe9, 0xfe, 0xff].map(name));
+    }
 
     #[test]
     fn fault_a_folder_with_too_many_entries_is_refused() {

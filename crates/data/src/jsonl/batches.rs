@@ -135,11 +135,14 @@ impl RowBatches {
     }
 }
 
-fn is_share(weight: f64, sum: f64) -> bool {
+/// Whether a source may have `weight`, where all weights add up to `sum`.
+#[must_use]
+pub fn is_share(weight: f64, sum: f64) -> bool {
     weight.is_finite() && sum.is_finite() && weight > 0.0 && weight * CYCLE as f64 >= sum
 }
 
-/// All rows of a source in their order, in mini-batches of up to `mini_batch` rows, to validate on.
+/// Rows of a source to validate on, in mini-batches of up to `mini_batch` rows: `count` rows,
+/// spread evenly over the source, or all if it has no more. They are in the order of the source.
 ///
 /// # Errors
 /// There is no row, or the shape is empty or too large.
@@ -147,16 +150,20 @@ pub fn in_order(
     source: &Source,
     sequence: usize,
     mini_batch: usize,
+    count: usize,
 ) -> Result<impl Iterator<Item = PackedBatch> + '_> {
     check_shape(mini_batch, sequence)?;
     if source.rows.is_empty() {
         return Err(Error::NoSamples);
     }
-    let starts = (0..source.rows.len()).step_by(mini_batch);
-    Ok(starts.map(move |first| {
-        let rows = first..source.rows.len().min(first + mini_batch);
-        let mut batch = PackedBatch::with_capacity(rows.len(), sequence);
-        rows.for_each(|row| batch.push(source, row));
+    let (all, count) = (source.rows.len(), source.rows.len().min(count));
+    Ok((0..count).step_by(mini_batch).map(move |first| {
+        let places = first..count.min(first + mini_batch);
+        let mut batch = PackedBatch::with_capacity(places.len(), sequence);
+        for place in places {
+            // In 128 bits, because the product may overflow 64.
+            batch.push(source, (place as u128 * all as u128 / count as u128) as usize);
+        }
         batch
     }))
 }
@@ -204,7 +211,7 @@ mod tests {
     #[test]
     fn golden_a_packed_row() {
         let source = source(&[4, 6], 10, true);
-        let all: Vec<PackedBatch> = in_order(&source, 10, 2).unwrap().collect();
+        let all: Vec<PackedBatch> = in_order(&source, 10, 2, usize::MAX).unwrap().collect();
         let [PackedBatch { batch, documents }] = &all[..] else { panic!("{all:?}") };
         // The sample of six tokens comes first: 5 to 10, of which 8 to 10 are in the loss.
         assert_eq!(batch.inputs, [5, 6, 7, 8, 9, 1, 2, 3, 0, 0]);
@@ -268,6 +275,24 @@ mod tests {
         }
     }
 
+    /// The first rows were measured: of packed rows, those with the longest samples, and of several
+    /// sources, those of the first.
+    #[test]
+    fn regression_a_part_of_the_rows_is_spread_over_all() {
+        let source = source(&[3; 10], 4, false);
+        let first_tokens = |count| {
+            let batches: Vec<PackedBatch> = in_order(&source, 4, 2, count).unwrap().collect();
+            let rows = batches.iter().flat_map(|own| own.batch.inputs.chunks(4));
+            rows.map(|row| row[0]).collect::<Vec<i64>>()
+        };
+        let all = first_tokens(usize::MAX);
+        assert_eq!(all.len(), 10);
+        assert_eq!(first_tokens(10), all);
+        assert_eq!(first_tokens(5), [0, 2, 4, 6, 8].map(|row| all[row]));
+        assert_eq!(first_tokens(3), [0, 3, 6].map(|row| all[row]));
+        assert_eq!(first_tokens(1), [all[0]]);
+    }
+
     #[test]
     fn fault_what_cannot_be_mixed_is_refused() {
         let one = || source(&[3; 5], 4, false);
@@ -278,6 +303,6 @@ mod tests {
         }
         assert!(matches!(RowBatches::new(Vec::new(), 4, 1, 0), Err(Error::NoSamples)));
         let empty = Source { samples: Samples::default(), rows: Rows::default() };
-        assert!(matches!(in_order(&empty, 4, 1).err(), Some(Error::NoSamples)));
+        assert!(matches!(in_order(&empty, 4, 1, 9).err(), Some(Error::NoSamples)));
     }
 }

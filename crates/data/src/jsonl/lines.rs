@@ -77,6 +77,25 @@ impl Lines {
         })
     }
 
+    /// The number and text of the next line that is not blank. `None` after the last line.
+    ///
+    /// # Errors
+    /// [`Error::Io`] if the file cannot be read, and [`Error::BadLine`] if the line is too long or
+    /// not UTF-8.
+    pub fn next_text(&mut self) -> Result<Option<(u64, String)>> {
+        while let Some(line) = self.next_line()? {
+            match line {
+                Ok(text) if text.trim().is_empty() => {}
+                Ok(text) => return Ok(Some((self.line, text))),
+                Err(reason) => {
+                    let (path, line) = (self.path.clone(), self.line);
+                    return Err(Error::BadLine { path, line, reason });
+                }
+            }
+        }
+        Ok(None)
+    }
+
     /// The number of skipped lines, and the first 100 of them.
     #[must_use]
     pub fn left_out(&self) -> (u64, &[BadLine]) {

@@ -27,7 +27,7 @@ pub mod samples;
 pub mod template;
 mod turns;
 
-pub use batches::{NO_DOCUMENT, PackedBatch, RowBatches, Source};
+pub use batches::{NO_DOCUMENT, PackedBatch, RowBatches, Source, is_share};
 pub use encode::{Encoded, Encoder};
 pub use lines::{BadLine, Lines, OnBadLine};
 pub use marked::{Marked, Sample};

@@ -2,6 +2,9 @@
 //!
 //! They are found with a second rendering, in which placeholders replace the assistant's messages.
 //! The text between placeholders comes from the template and the other messages.
+//!
+//! Some templates write a message without content, such as one that only calls tools, in another
+//! way. Then each turn is what the text has beyond the rendering of the messages before it.
 
 use std::{cell::Cell, ops::Range};
 
@@ -30,27 +33,10 @@ impl ChatTemplate {
         let own: Vec<usize> = (0..messages.len())
             .filter(|&number| messages.get(number).is_some_and(is_assistants))
             .collect();
-        let marks: Vec<Value> =
-            messages.iter().enumerate().map(|(at, own)| mark(at, own)).collect();
-        let marked = texts.of(&marks, false)?;
-        let Frames { texts: frames, turns } = frames(&marked, &own)?;
-        let contents = contents(&text, &frames)?;
-        let mut learned = Vec::with_capacity(own.len());
-        for (turn, &message) in turns.iter().zip(&own) {
-            let (Some(first), Some(last), Some(before)) =
-                (contents.get(turn.first), contents.get(turn.last), frames.get(turn.first))
-            else {
-                return Err(lost());
-            };
-            let spoken = texts.spoken(&marks, message, &marked, turn, before)?;
-            // The turn ends with the text that the template writes if no message follows.
-            let alone = texts.of(marks.get(..=message).unwrap_or_default(), false)?;
-            let mark = mark_of(message);
-            let closing = alone.rsplit_once(mark.as_str()).map_or("", |(_, closing)| closing);
-            let after = frames.get(turn.last + 1).map_or("", String::as_str);
-            let closing = common(closing, after);
-            learned.push(first.start - spoken..last.end + closing);
-        }
+        let learned = match texts.by_placeholders(&text, messages, &own)? {
+            Some(learned) => learned,
+            None => texts.by_beginnings(&text, messages, &own)?.ok_or_else(lost)?,
+        };
         Ok(Marked { text, learned })
     }
 }
@@ -74,6 +60,62 @@ impl Renderings<'_> {
         })?;
         self.left.set(left);
         Ok(text)
+    }
+
+    /// The turns of the messages `own`, found by placeholders; `None` if these are not where the
+    /// messages are.
+    fn by_placeholders(
+        &self,
+        text: &str,
+        messages: &[Value],
+        own: &[usize],
+    ) -> Result<Option<Vec<Range<usize>>>, TemplateError> {
+        let marks: Vec<Value> =
+            messages.iter().enumerate().map(|(at, own)| mark(at, own)).collect();
+        let marked = self.of(&marks, false)?;
+        let Some(Frames { texts: frames, turns }) = frames(&marked, own) else { return Ok(None) };
+        let Some(contents) = contents(text, &frames) else { return Ok(None) };
+        let mut learned = Vec::with_capacity(own.len());
+        for (turn, &message) in turns.iter().zip(own) {
+            let (Some(first), Some(last), Some(before)) =
+                (contents.get(turn.first), contents.get(turn.last), frames.get(turn.first))
+            else {
+                return Ok(None);
+            };
+            let spoken = self.spoken(&marks, message, &marked, turn, before)?;
+            // The turn ends with the text that the template writes if no message follows.
+            let alone = self.of(marks.get(..=message).unwrap_or_default(), false)?;
+            let mark = mark_of(message);
+            let closing = alone.rsplit_once(mark.as_str()).map_or("", |(_, closing)| closing);
+            let after = frames.get(turn.last + 1).map_or("", String::as_str);
+            let closing = common(closing, after);
+            learned.push(first.start - spoken..last.end + closing);
+        }
+        Ok(Some(learned))
+    }
+
+    /// The turns of the messages `own`, each what follows the prompt for it in the rendering of the
+    /// conversation up to it; `None` if the text does not begin with these renderings.
+    fn by_beginnings(
+        &self,
+        text: &str,
+        messages: &[Value],
+        own: &[usize],
+    ) -> Result<Option<Vec<Range<usize>>>, TemplateError> {
+        let mut learned = Vec::with_capacity(own.len());
+        for &message in own {
+            let earlier = messages.get(..message).unwrap_or_default();
+            if earlier.is_empty() {
+                return Ok(None); // many templates need a first message
+            }
+            let prompt = self.of(earlier, true)?;
+            let turn = self.of(messages.get(..=message).unwrap_or_default(), false)?;
+            if !(turn.starts_with(&prompt) && text.starts_with(&turn)) {
+                return Ok(None);
+            }
+            learned.push(prompt.len()..turn.len());
+        }
+        Ok(Some(learned))
     }
 
     /// The number of bytes before the content of `message` that belong to the assistant's turn. The
@@ -160,46 +202,47 @@ struct Frames {
     turns: Vec<Turn>,
 }
 
-fn frames(text: &str, own: &[usize]) -> Result<Frames, TemplateError> {
+/// The texts around the placeholders of the messages `own`; `None` if one is missing.
+fn frames(text: &str, own: &[usize]) -> Option<Frames> {
     let mut rest = text;
     let (mut texts, mut turns) = (Vec::with_capacity(own.len() + 1), Vec::with_capacity(own.len()));
     for &message in own {
         let first = texts.len();
         let (thoughts, said) = (mark_of_thoughts(message), mark_of(message));
         let at = |rest: &str, mark: &str| rest.find(mark);
-        let end = at(rest, &said).ok_or_else(lost)?;
+        let end = at(rest, &said)?;
         let mut offset = text.len() - rest.len() + end;
         if let Some(begin) = at(rest, &thoughts).filter(|begin| *begin < end) {
             offset = text.len() - rest.len() + begin;
             texts.push(rest.get(..begin).unwrap_or_default().to_owned());
             rest = rest.get(begin + thoughts.len()..).unwrap_or_default();
         }
-        let (before, after) = rest.split_once(said.as_str()).ok_or_else(lost)?;
+        let (before, after) = rest.split_once(said.as_str())?;
         texts.push(before.to_owned());
         rest = after;
         turns.push(Turn { first, last: texts.len() - 1, offset });
     }
     texts.push(rest.to_owned());
-    Ok(Frames { texts, turns })
+    Some(Frames { texts, turns })
 }
 
-/// The byte ranges of the contents between the frames in `text`.
-fn contents(text: &str, frames: &[String]) -> Result<Vec<Range<usize>>, TemplateError> {
-    let (Some(first), Some(last)) = (frames.first(), frames.last()) else { return Err(lost()) };
-    let mut from = text.strip_prefix(first.as_str()).map(|_| first.len()).ok_or_else(lost)?;
+/// The byte ranges of the contents between the frames in `text`; `None` if it has other frames.
+fn contents(text: &str, frames: &[String]) -> Option<Vec<Range<usize>>> {
+    let (first, last) = (frames.first()?, frames.last()?);
+    let mut from = text.strip_prefix(first.as_str()).map(|_| first.len())?;
     let mut all = Vec::with_capacity(frames.len());
     for (number, frame) in frames.iter().enumerate().skip(1) {
         let rest = text.get(from..).unwrap_or_default();
         let is_last = number + 1 == frames.len();
         let at = match is_last {
             true if rest.ends_with(last.as_str()) => rest.len() - last.len(),
-            true => return Err(lost()),
-            false => rest.find(frame.as_str()).ok_or_else(lost)?,
+            true => return None,
+            false => rest.find(frame.as_str())?,
         };
         all.push(from..from + at);
         from += at + frame.len();
     }
-    Ok(all)
+    Some(all)
 }
 
 /// The length of the common prefix of two texts, in bytes of whole characters.
@@ -284,6 +327,37 @@ mod tests {
         let last = "<think>\\n3 * 4\\n</think>\\n\\n12[/]";
         assert_eq!(text, format!("[user]a[/][assistant]12[/][user]b[/][assistant]{last}"));
         assert_eq!(parts, ["12[/]", last]);
+    }
+
+    /// Messages that only call tools were refused, where the template writes them otherwise than
+    /// those with content, or writes no content beside calls at all.
+    #[test]
+    fn regression_messages_that_only_call_tools_are_learned() {
+        let with_content = "{% for m in messages %}<{{ m.role }}>\
+            {% if m.content %}{{ '\n' + m.content }}{% endif %}\
+            {% for call in m.tool_calls or [] %}{{ '\n[' + call.name }}]{% endfor %}</>\
+            {% endfor %}\
+            {% if add_generation_prompt %}<assistant>{% endif %}";
+        let calls_alone = "{% for m in messages %}{{ '<' + m.role + '>\n' }}\
+            {% if m.tool_calls %}{% for call in m.tool_calls %}[{{ call.name }}]{% endfor %}\
+            {% else %}{{ m.content }}{% endif %}</>{% endfor %}\
+            {% if add_generation_prompt %}{{ '<assistant>\n' }}{% endif %}";
+        let turns = |said: &str| {
+            let turns = [("user", "a"), ("assistant", said), ("tool", "7"), ("assistant", "b")];
+            let mut turns = chat(&turns);
+            turns[1]["tool_calls"] = json!([{"name": "f"}]);
+            turns
+        };
+        for (source, said, expected) in [
+            (with_content, "", ["\n[f]</>", "\nb</>"]),
+            (with_content, "I look.", ["\nI look.\n[f]</>", "\nb</>"]),
+            (calls_alone, "", ["[f]</>", "b</>"]),
+            (calls_alone, "I look.", ["[f]</>", "b</>"]),
+        ] {
+            let marked = template(source).marked(&turns(said), &Value::Null).unwrap();
+            let parts = marked.learned.iter().map(|range| &marked.text[range.clone()]);
+            assert_eq!(parts.collect::<Vec<_>>(), expected, "{source}");
+        }
     }
 
     #[test]

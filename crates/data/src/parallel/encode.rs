@@ -9,7 +9,7 @@ use crate::permutation::Permutation;
 use gpipe_core::splitmix;
 
 /// Minimum number of tokens in a source: tag, one token, end.
-const PAIR_TOKENS_MIN: usize = 3;
+pub const PAIR_TOKENS_MIN: usize = 3;
 
 /// Stream number that separates shuffled sources from other uses of the seed.
 const SOURCES_STREAM: u64 = 5;

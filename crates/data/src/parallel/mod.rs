@@ -53,7 +53,7 @@ pub use batches::{PairBatch, TrainPairs, TrainPairsOptions};
 pub use corpus::{
     CODE_BYTES_MAX, Language, PAIRS_MAX, Pair, ParallelCorpus, ParallelOptions, Source,
 };
-pub use encode::{PAIR_TOKENS_MAX, PairSet, Side};
+pub use encode::{PAIR_TOKENS_MAX, PAIR_TOKENS_MIN, PairSet, Side};
 pub use report::{LanguageReport, Reason, Report};
 pub use unigram::{LanguageEntropy, Unigram, unigram};
 pub use validation::ValidationPairs;

@@ -4,7 +4,10 @@
 //! add tokens, such as one that begins a text. The text of a special token in a document is that
 //! token.
 
-use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::{
+    ops::Range,
+    panic::{AssertUnwindSafe, catch_unwind},
+};
 
 use serde_json::Value;
 use tokenizers::PostProcessorWrapper;
@@ -15,7 +18,8 @@ use crate::{Error, Result};
 /// Special tokens that end a document, the likeliest first. They are used if nothing says which.
 const ENDS: [&str; 5] = ["<|endoftext|>", "</s>", "<|end_of_text|>", "<eos>", "<|im_end|>"];
 /// Longer documents are encoded in parts, because the crate keeps many bytes for each token. What a
-/// post-processor adds goes before the first part, and a normalizer may add its prefix to each.
+/// post-processor adds goes to the two ends of the document, and a normalizer may add its prefix to
+/// each part.
 const PART_BYTES: usize = 4 << 20;
 
 /// The tokenizer, and the text that it was read from.
@@ -82,22 +86,26 @@ impl General {
     }
 
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let mut tokens = Vec::new();
-        for (number, part) in parts(text).enumerate() {
-            let encoded = guarded(|| self.inner.encode_fast(part, number == 0));
+        let (mut tokens, mut parts) = (Vec::new(), parts(text).peekable());
+        while let Some(part) = parts.next() {
+            let encoded = guarded(|| self.inner.encode_fast(part, true));
             let encoded = encoded.map_err(|reason| refused("encode a text", reason))?;
-            tokens.extend_from_slice(encoded.get_ids());
+            let is_end = [tokens.is_empty(), parts.peek().is_none()];
+            let own = without_added(encoded.get_special_tokens_mask(), is_end);
+            tokens.extend_from_slice(encoded.get_ids().get(own).unwrap_or_default());
         }
         Ok(tokens)
     }
 
     pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<PlacedToken>> {
-        let (mut all, mut from) = (Vec::new(), 0);
-        for (number, part) in parts(text).enumerate() {
-            let encoded = guarded(|| self.inner.encode(part, adds && number == 0));
+        let (mut all, mut from, mut parts) = (Vec::new(), 0, parts(text).peekable());
+        while let Some(part) = parts.next() {
+            let encoded = guarded(|| self.inner.encode(part, adds));
             let encoded = encoded.map_err(|reason| refused("encode a text", reason))?;
-            let offsets = encoded.get_offsets().iter().zip(encoded.get_special_tokens_mask());
-            let tokens = encoded.get_ids().iter().zip(offsets);
+            let mask = encoded.get_special_tokens_mask();
+            let own = without_added(mask, [from == 0, parts.peek().is_none()]);
+            let offsets = encoded.get_offsets().iter().zip(mask);
+            let tokens = encoded.get_ids().iter().zip(offsets).take(own.end).skip(own.start);
             all.extend(tokens.map(|(token, ((start, end), added))| match added {
                 0 => (*token, Some(from + start..from + end)),
                 _ => (*token, None),
@@ -111,6 +119,15 @@ impl General {
         guarded(|| self.inner.decode(tokens, leave_out_specials))
             .map_err(|reason| refused("decode tokens", reason))
     }
+}
+
+/// The range of a part's tokens without those that the post-processor added at its beginning and at
+/// its end, unless they are the text's. `added` is 1 for each added token.
+fn without_added(added: &[u32], [is_first, is_last]: [bool; 2]) -> Range<usize> {
+    let before = added.iter().take_while(|own| **own == 1).count();
+    let after = added.iter().skip(before).rev().take_while(|own| **own == 1).count();
+    let from = if is_first { 0 } else { before };
+    from..added.len() - if is_last { 0 } else { after }
 }
 
 /// The post-processor without `trim_offsets`, by which a token's bytes would lack its spaces, and a
@@ -177,6 +194,8 @@ pub fn end_in_config(text: &str) -> std::result::Result<Option<String>, String> 
 
 #[cfg(test)]
 mod tests {
+    use serde_json::json;
+
     use super::*;
 
     #[test]
@@ -190,6 +209,49 @@ mod tests {
         }
         assert_eq!(parts("").count(), 1);
         assert!(parts(&lines).all(|part| part.ends_with('\n')));
+    }
+
+    /// What the post-processor adds at the end came after the first part, in the middle of a long
+    /// text.
+    #[test]
+    fn regression_what_is_added_goes_to_the_ends_of_a_long_text() {
+        let special = |id, content: &str| {
+            json!({"id": id, "content": content, "single_word": false, "lstrip": false,
+                   "rstrip": false, "normalized": false, "special": true})
+        };
+        let part = |id: &str| json!({"SpecialToken": {"id": id, "type_id": 0}});
+        let own = |id: &str, at: u32| json!({"id": id, "ids": [at], "tokens": [id]});
+        let text_itself = json!({"Sequence": {"id": "A", "type_id": 0}});
+        let source = json!({
+            "version": "1.0", "truncation": null, "padding": null, "normalizer": null,
+            "added_tokens": [special(0, "<s>"), special(1, "</s>")],
+            "pre_tokenizer": {"type": "WhitespaceSplit"},
+            "post_processor": {
+                "type": "TemplateProcessing",
+                "single": [part("<s>"), &text_itself, part("</s>")],
+                "pair": [&text_itself, {"Sequence": {"id": "B", "type_id": 1}}],
+                "special_tokens": {"<s>": own("<s>", 0), "</s>": own("</s>", 1)},
+            },
+            "decoder": null,
+            "model": {
+                "type": "WordLevel", "unk_token": "<s>",
+                "vocab": {"<s>": 0, "</s>": 1, "one": 2, "line": 3},
+            },
+        });
+        let (tokenizer, _) = General::parse(&source.to_string()).unwrap();
+        let lines = 2 * PART_BYTES / 9 + 100;
+        let text = "one line\n".repeat(lines);
+        assert!(parts(&text).count() > 2);
+        let whole: Vec<u32> = [2, 3].repeat(lines);
+        let ends = |tokens: &[u32]| [&[0], tokens, &[1]].concat();
+        assert!(tokenizer.encode(&text).unwrap() == ends(&whole));
+        assert_eq!(tokenizer.encode("one").unwrap(), ends(&[2]));
+        let placed = |adds| tokenizer.encode_with_offsets(&text, adds).unwrap();
+        let tokens = |placed: &[PlacedToken]| placed.iter().map(|own| own.0).collect::<Vec<_>>();
+        assert!(tokens(&placed(true)) == ends(&whole));
+        assert!(tokens(&placed(false)) == whole);
+        let last = placed(true).into_iter().rev().nth(1).unwrap();
+        assert_eq!(last.1, Some(text.len() - 5..text.len() - 1));
     }
 
     #[test]

@@ -224,6 +224,10 @@ impl<E: StageExecutor> WorkerPool<E> {
             updates: Mutex::default(),
             peers: self.peers.clone(),
         });
+        // Before the first run, no sign of life of other processes arrives: that is not silence.
+        for device in (0..self.workers.len()).filter(|&device| self.worker(device).is_none()) {
+            self.pulses.beat(device);
+        }
         let started = self.peers.as_ref().map(|peers| peers.now()).unwrap_or_default();
         let origin = Instant::now();
         let carrying = self.begin_crossings(&step, exchanges.as_deref(), &Clock::Real(origin));

@@ -94,10 +94,14 @@ impl Jsonl {
             false => names(&data.validation),
         };
         describe(&mut summary, &what, &validation, (data.sequence, packing), None);
+        let most = config.train.validation_tokens;
+        if let Some(part) = part_of_rows(&validation, most) {
+            let _ = writeln!(summary, "  measured: {part} (train.validation_tokens = {most})");
+        }
         summary.push_str(&skipped);
         let tokenizer = vocabulary.tokenizer()?;
         let _ = write!(summary, "vocabulary {}{learned}", tokenizer.vocabulary());
-        let fingerprint = fingerprint(&train);
+        let fingerprint = fingerprint(train.iter().map(|(own, weight)| (own.as_ref(), *weight)));
         let (config, sequence, told) = (config.clone(), data.sequence, Told::of(config));
         Ok(Self { vocabulary, train, validation, summary, fingerprint, config, sequence, told })
     }
@@ -114,6 +118,10 @@ impl Task for Jsonl {
 
     fn fingerprint(&self) -> String {
         self.fingerprint.clone()
+    }
+
+    fn held_out_fingerprint(&self) -> String {
+        fingerprint([(&self.validation, 1.0)])
     }
 
     fn training(
@@ -139,21 +147,31 @@ impl Task for Jsonl {
     }
 }
 
-/// The rows of `source` in order, up to the mini-batch in which `most` targets are reached.
+/// The rows of `source` that are measured, spread evenly: as many as have about `most` targets.
 fn held_out<'a>(
     source: &'a Source,
     config: &Config,
     told: Told,
     most: usize,
 ) -> Result<Vec<Part<'a>>, CliError> {
-    let mut seen = 0;
-    let all = in_order(source, super::sequence(config), config.train.mini_batch)?;
-    let all = all.take_while(move |PackedBatch { batch, .. }| {
-        let goes_on = seen < most;
-        seen += batch.targets.iter().filter(|target| **target != IGNORE).count();
-        goes_on
-    });
+    let count = measured_rows(source, most);
+    let all = in_order(source, super::sequence(config), config.train.mini_batch, count)?;
     Ok(Part::all(Box::new(all.map(move |batch| Ok(tensors(&batch, told)?)))))
+}
+
+/// The number of rows of `source` with about `most` targets; all, if it has no more targets.
+fn measured_rows(source: &Source, most: usize) -> usize {
+    let Source { samples, rows } = source;
+    let targets = samples.learned().saturating_sub(rows.long.lost).max(1);
+    // In 128 bits, because the product may overflow 64.
+    let part = (rows.len() as u128 * most as u128 / targets as u128).max(1);
+    usize::try_from(part).unwrap_or(usize::MAX).min(rows.len())
+}
+
+/// Says how many rows are measured, unless all are.
+fn part_of_rows(source: &Source, most: usize) -> Option<String> {
+    let (part, all) = (measured_rows(source, most), source.rows.len());
+    (part < all).then(|| format!("{part} of {all} rows, spread evenly"))
 }
 
 /// The samples to measure a trained model on: those in `files`, or those that the run held out.
@@ -208,7 +226,17 @@ impl Measured {
         Ok(Self { source: Source { samples, rows }, told: Told::of(config), what })
     }
 
-    /// The rows in order, up to the mini-batch in which `most` targets are reached.
+    /// Says how many rows `parts` measures, unless it measures all.
+    pub(crate) fn part_of_rows(&self, most: usize) -> Option<String> {
+        part_of_rows(&self.source, most)
+    }
+
+    /// A fingerprint of the samples.
+    pub(crate) fn fingerprint(&self) -> String {
+        fingerprint([(&self.source, 1.0)])
+    }
+
+    /// As many rows as have about `most` targets, spread evenly.
     pub(crate) fn parts(&self, config: &Config, most: usize) -> Result<Vec<Part<'_>>, CliError> {
         held_out(&self.source, config, self.told, most)
     }
@@ -387,9 +415,9 @@ fn check(
 }
 
 /// The SHA-256 of all sources, in order, with their weights and rows.
-fn fingerprint(train: &[(Arc<Source>, f64)]) -> String {
+fn fingerprint<'a>(sources: impl IntoIterator<Item = (&'a Source, f64)>) -> String {
     let mut bytes = Vec::new();
-    for (source, weight) in train {
+    for (source, weight) in sources {
         bytes.extend(source.samples.fingerprint());
         bytes.extend((source.rows.len() as u64).to_le_bytes());
         bytes.extend(weight.to_le_bytes());

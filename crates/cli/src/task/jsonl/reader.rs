@@ -10,7 +10,6 @@ use std::{
 use gpipe_data::{
     Tokenizer,
     jsonl::{Encoded, Encoder, Fields, OnBadLine, Samples},
-    kept::Key,
 };
 
 use super::counted;
@@ -117,7 +116,7 @@ impl<'a> Reader<'a> {
     }
 
     fn key(&self, path: &Path) -> Result<String, CliError> {
-        let mut key = Key::default();
+        let mut key = cache::key();
         for setting in &self.settings {
             key = key.with(setting);
         }

@@ -285,6 +285,11 @@ impl PipelineBuilder {
         ]
         .map(|(name, value)| (name.to_owned(), value))
         .into();
+        // Each replica computes the norm and the update, which must not differ in a bit.
+        if self.replicas.is_some() && self.devices.iter().any(|device| device.gpu().is_none()) {
+            let name = "CPU capability (ATEN_CPU_CAPABILITY lowers it)".to_owned();
+            facts.push((name, gpipe_bridge::threads::cpu_capability().unwrap_or_default()));
+        }
         for layer in &self.sequence.layers {
             let shapes: Vec<String> = layer
                 .parameters
