@@ -61,8 +61,9 @@ pub(super) fn fields(path: &Path) -> Result<Fields, CliError> {
             return refused(
                 path,
                 &format!(
-                    "line {number} has the fields {}, none of which is text, prompt and completion, \
-                    or messages: rename them, or write a configuration with [data.fields]",
+                    "line {number} has the fields {}, none of which is text, prompt and \
+                    completion, or messages: rename them, or write a configuration with \
+                    [data.fields]",
                     names.join(", ")
                 ),
             );
