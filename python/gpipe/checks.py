@@ -70,6 +70,14 @@ def no_autocast() -> None:
                            "dtype=torch.bfloat16 or float16, and call it outside of autocast")
 
 
+def no_gradients_of(tensors: list[torch.Tensor]) -> None:
+    """Refuses a mini-batch whose own gradients are wanted, where none are given."""
+    if torch.is_grad_enabled() and any(own.requires_grad for own in tensors):
+        raise SettingError(
+            "an input or target requires gradients, which train_step and accumulate do not give: "
+            "compute the loss yourself, from pipe(x), or give the tensor as x.detach()")
+
+
 def types(*, schedule: Any, links: Any, remat: Any, seed: Any, clip_norm: Any, average: Any,
           timeout: Any, balance: Any, memory_cap: Any) -> None:
     """Refuses settings of another type than the documented one."""

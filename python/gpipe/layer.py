@@ -7,80 +7,21 @@ updates are the module's own.
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import logging
 import operator
 import warnings
-from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 import torch.utils._pytree as pytree
 from torch import nn
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from . import batch_norm, skip
 from .errors import ModelError, SettingError
-
-Spec = tuple[list[int], str]
-
-
-def spec_of(tensor: torch.Tensor) -> Spec:
-    """Shape and dtype of a tensor, as the engine takes them."""
-    return list(tensor.shape), str(tensor.dtype).removeprefix("torch.")
-
-
-class Structure:
-    """How tensors are nested in what one layer hands to the next: tuples, lists, dictionaries, and
-    values that are no tensors, which must be the same in every call."""
-
-    def __init__(self, tree: pytree.TreeSpec, constants: list[tuple[int, Any]]):
-        self.tree = tree
-        self.constants = constants
-        self.is_tensor = tree.is_leaf() and not constants
-
-    @classmethod
-    def of(cls, value: Any) -> tuple[Structure, list[torch.Tensor]]:
-        """The structure of a value, and its tensors."""
-        leaves, tree = pytree.tree_flatten(value)
-        tensors = [leaf for leaf in leaves if isinstance(leaf, torch.Tensor)]
-        constants = [(at, leaf) for at, leaf in enumerate(leaves)
-                     if not isinstance(leaf, torch.Tensor)]
-        return cls(tree, constants), tensors
-
-    def fill(self, tensors) -> Any:
-        """The value with these tensors."""
-        if self.is_tensor:
-            return tensors[0]
-        leaves = list(tensors)
-        for at, constant in self.constants:
-            leaves.insert(at, constant)
-        return pytree.tree_unflatten(leaves, self.tree)
-
-    def is_same(self, other: Structure) -> bool:
-        if self.tree != other.tree or len(self.constants) != len(other.constants):
-            return False
-        pairs = zip(self.constants, other.constants)
-        return all(a[0] == b[0] and _is_equal(a[1], b[1]) for a, b in pairs)
-
-
-def _is_equal(a: Any, b: Any) -> bool:
-    """Whether two values that are no tensors are the same, NaN and arrays of NumPy included."""
-    if type(a) is not type(b):
-        return False
-    if isinstance(a, np.ndarray):
-        return np.array_equal(a, b)
-    return a is b or bool(a == b) or (a != a and b != b)
-
-
-def usable(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
-    """The tensors, without those of `torch.inference_mode`, which other threads cannot use."""
-    if not any(own.is_inference() for own in tensors):
-        return tensors
-    with torch.inference_mode(False):
-        return [own.clone() if own.is_inference() else own for own in tensors]
+from .modules import (are_equal, check, foreign_leaf, is_made_out_of_place, kept_buffers,
+                      structure_of, without_fakes)
+from .structure import Spec, Structure, describe, spec_of
 
 
 class Buffer(NamedTuple):
@@ -92,20 +33,12 @@ class Buffer(NamedTuple):
     value: torch.Tensor
 
 
-def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
-    """Whether two tensors have the same values, NaN included, in whichever dtype."""
-    if a.shape != b.shape:
-        return False
-    b = b.to(a)
-    return bool(((a == b) | ((a != a) & (b != b))).all())
-
-
 def _are_close(some: list[torch.Tensor], others: list[torch.Tensor]) -> bool:
     """Whether outputs differ by no more than the order of sums may change them: an activation that
     is lost changes far more."""
     for a, b in zip(some, others):
         if a is None or b is None or not a.is_floating_point():
-            if a is not b and (a is None or b is None or not _are_equal(a, b)):
+            if a is not b and (a is None or b is None or not are_equal(a, b)):
                 return False
             continue
         a, b = a.double(), b.double()
@@ -158,7 +91,7 @@ class Layer:
         self.buffers: list[Buffer] = []
         self.find_buffers({id(own["value"]) for own in self.parameters})
         self.pairs = list(zip(self.module.modules(), module.modules()))
-        self.inplace = [own for own, original in self.pairs if _is_made_out_of_place(original)]
+        self.inplace = [own for own, original in self.pairs if is_made_out_of_place(original)]
 
     @property
     def has_skips(self) -> bool:
@@ -265,6 +198,7 @@ class Layer:
             return outputs
         except BaseException:
             self.is_unchecked = True
+            self.restore(buffers)
             raise
         finally:
             self.is_plain = plain
@@ -390,7 +324,7 @@ class Layer:
             if now is not own.value:
                 own.table[own.key] = own.value
                 # Its own value in another dtype, say, is no change.
-                if now is None or not _are_equal(own.value, now):
+                if now is None or not are_equal(own.value, now):
                     raise SettingError(_changed(self.name, own.name))
             if own.value._version != version:
                 raise SettingError(_changed(self.name, own.name))
@@ -398,9 +332,14 @@ class Layer:
     def check_values(self, before: list[torch.Tensor]) -> None:
         """As `check_buffers`, for a change through `.data`, which raises no version."""
         for own, value in zip(self.buffers, before):
-            if not _are_equal(own.value, value):
-                own.value.data.copy_(value)
+            if not are_equal(own.value, value):
                 raise SettingError(_changed(self.name, own.name))
+
+    def restore(self, before: list[torch.Tensor]) -> None:
+        """Gives buffers the values back that a failed forward has changed."""
+        for own, value in zip(self.buffers, before):
+            if not are_equal(own.value, value):
+                own.value.data.copy_(value)
 
     def note_changes(self, before: list) -> None:
         """Raises the version of parameters that have changed through `.data`, which raises none.
@@ -496,148 +435,6 @@ class Layer:
         self.stashes = [name for name in self.stashes if stashed.get(name) is not None]
         return ([spec_of(own) for own in tensors],
                 [spec_of(stashed[name]) for name in self.stashes if name in stashed])
-
-
-def describe(structure: Structure) -> str:
-    """A structure in Python's notation, with `Tensor` for each tensor."""
-    leaves: list[Any] = ["Tensor"] * (structure.tree.num_leaves - len(structure.constants))
-    for at, constant in structure.constants:
-        shown = repr(constant)
-        # A NumPy array, say, is not shown whole.
-        leaves.insert(at, constant if len(shown) < 40 else type(constant).__name__)
-    return repr(pytree.tree_unflatten(leaves, structure.tree)).replace("'Tensor'", "Tensor")
-
-
-def check(module: nn.Module, name: str) -> None:
-    """Refuses modules that a pipeline cannot run exactly, and says why."""
-    for path, own in module.named_modules():
-        where = f"layer '{name}'" + (f", module '{path}'" if path else "")
-        compiled = type(own).__name__ == "OptimizedModule" or own._compiled_call_impl is not None
-        if compiled:
-            raise SettingError(
-                f"{where} is compiled (torch.compile): compiled code draws random numbers where "
-                f"gpipe cannot key them, so results would depend on the stages. Give the module as "
-                f"it was before torch.compile")
-        if isinstance(own, (nn.DataParallel, nn.parallel.DistributedDataParallel)):
-            raise SettingError(
-                f"{where} is {type(own).__name__}: give the module inside it (.module), and start "
-                f"several processes with torchrun")
-        if isinstance(own, torch.jit.ScriptModule):
-            raise SettingError(f"{where} is a TorchScript module: give the module as it was before "
-                               f"torch.jit")
-        is_embedding = isinstance(own, (nn.Embedding, nn.EmbeddingBag))
-        if is_embedding and own.max_norm is not None:
-            raise SettingError(f"{where} has max_norm, which changes the weights in the forward: a "
-                               f"recomputation would see others. Make it without max_norm")
-        if is_embedding and own.sparse:
-            raise SettingError(f"{where} has sparse gradients: make it with sparse=False")
-        if isinstance(own, nn.modules.lazy.LazyModuleMixin) and own.has_uninitialized_params():
-            raise SettingError(f"{where} ({type(own).__name__}) has no parameters yet: call the "
-                               f"model once before you make the pipeline")
-        batch_norm.check(own, name)
-    if _is_time_first(module):
-        raise SettingError(
-            f"layer '{name}' ({type(module).__name__}) has batch_first=False: the first axis of "
-            f"its input is time, which would be cut into micro-batches. Make it with "
-            f"batch_first=True")
-
-
-def _is_time_first(module: nn.Module) -> bool:
-    """Whether the module is one of PyTorch's that take the time as their first axis."""
-    if isinstance(module, (nn.TransformerEncoder, nn.TransformerDecoder)):
-        module = module.layers[0]
-    if isinstance(module, (nn.TransformerEncoderLayer, nn.TransformerDecoderLayer)):
-        module = module.self_attn
-    is_own = isinstance(module, (nn.RNNBase, nn.MultiheadAttention, nn.Transformer))
-    return is_own and not module.batch_first
-
-
-def foreign_leaf(outputs: list[Any], known: Iterable[torch.Tensor]) -> nn.Parameter | None:
-    """A parameter that gradients of `outputs` go to, and that is not among `known`. Leaves that a
-    forward makes itself, such as `x.detach().requires_grad_()`, are no parameters."""
-    known = list(known)
-    own = {id(tensor) for tensor in known}
-    seen = {tensor.grad_fn for tensor in known}
-    nodes = [tensor.grad_fn for tensor in outputs if isinstance(tensor, torch.Tensor)]
-    while nodes:
-        node = nodes.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)
-        if isinstance(leaf, nn.Parameter) and id(leaf) not in own:
-            return leaf
-        nodes += [further for further, _ in node.next_functions]
-    return None
-
-
-@contextlib.contextmanager
-def without_fakes(module: nn.Module) -> Iterator[None]:
-    """Afterwards the modules keep no tensor without values: neither as attributes or buffers, nor
-    in lists and dictionaries, such as caches that a forward fills at its first call."""
-    kept = []
-    for own in module.modules():
-        containers = [own.__dict__, *own.__dict__.values()]
-        kept += [(one, copy.copy(one)) for one in containers if isinstance(one, (dict, list))]
-    try:
-        yield
-    finally:
-        for container, content in kept:
-            if isinstance(container, list):
-                if _has_fakes(container):
-                    container[:] = content
-                continue
-            for key in [key for key, value in container.items() if _has_fakes(value)]:
-                if key in content:
-                    container[key] = content[key]
-                else:
-                    del container[key]
-
-
-@contextlib.contextmanager
-def kept_buffers(module: nn.Module) -> Iterator[None]:
-    """Afterwards the modules have the buffers that they had, with the same values. For runs that
-    are no part of a step."""
-    kept = [(own._buffers, key, value, None if value is None else value.clone())
-            for own in module.modules() for key, value in own._buffers.items()]
-    try:
-        yield
-    finally:
-        for table, key, value, copied in kept:
-            table[key] = value
-            if value is not None and not _are_equal(value, copied):
-                value.data.copy_(copied)
-
-
-def _has_fakes(value: Any) -> bool:
-    return any(isinstance(own, FakeTensor) for own in pytree.tree_leaves(value))
-
-
-def _is_made_out_of_place(module: nn.Module) -> bool:
-    """Whether it changes its input. What `nn.Dropout` calls leaves a layer's input alone."""
-    return getattr(module, "inplace", False) is True and type(module) is not nn.Dropout
-
-
-def structure_of(module: nn.Module, name: str) -> nn.Module:
-    """A copy of a module that has the same parameters and buffers, not copies of them."""
-    memo: dict[int, Any] = {}
-    for own in module.modules():
-        for table in (own._parameters, own._buffers, vars(own)):
-            for value in table.values():
-                if isinstance(value, torch.Tensor):
-                    memo[id(value)] = value
-    try:
-        made = copy.deepcopy(module, memo)
-    except Exception as error:
-        raise ModelError(
-            f"layer '{name}' ({type(module).__name__}) cannot be copied ({error}): a pipeline runs "
-            f"a copy of each module's structure. Give the module a __deepcopy__, or make what "
-            f"cannot be copied in its forward") from error
-    for own in made.modules():
-        # Layers must not change their input. See `Layer.check_inplace`.
-        if _is_made_out_of_place(own):
-            own.inplace = False
-    return made
 
 
 def cast_buffers(layer: Layer, dtype: torch.dtype) -> None:

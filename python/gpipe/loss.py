@@ -13,7 +13,8 @@ import torch.utils._pytree as pytree
 from torch import nn
 
 from .errors import SettingError
-from .layer import Spec, Structure, foreign_leaf, usable
+from .modules import foreign_leaf
+from .structure import Spec, Structure, usable
 
 class Loss:
     """A loss of your own.

@@ -11,8 +11,9 @@ from torch import nn
 from . import batch_norm
 from .checks import DTYPES
 from .errors import CheckpointError, SettingError
-from .layer import Layer, Spec, Structure, cast_buffers, describe, spec_of, usable
+from .layer import Layer, cast_buffers
 from .sequence import layers_of
+from .structure import Spec, Structure, describe, spec_of, usable
 
 
 class Network:
@@ -65,17 +66,29 @@ class Network:
                                f"{describe(self.takes)}")
         return usable(tensors)
 
-    def nested(self, tensors: Iterable[torch.Tensor], samples: int) -> Any:
-        """Outputs for a number of samples, nested as the last layer gives them."""
-        tensors = list(tensors)
-        for (shape, _), own in zip(self.outputs, tensors):
-            # Micro-batches were put together along the first axis.
-            is_like = samples == self.samples and list(own.shape[1:]) == shape[1:]
-            if shape and is_like and own.size(0) != shape[0]:
-                raise SettingError(
-                    f"an output of shape {shape} has no sample axis, so those of the micro-batches "
-                    f"cannot be put together: give it a first axis of samples, or use it in a loss")
+    def nested(self, tensors: Iterable[torch.Tensor], inputs: list[torch.Tensor],
+               micro_batches: int) -> Any:
+        """Outputs for these inputs, nested as the last layer gives them. Those of the
+        micro-batches, of which there are at most `micro_batches`, were put together along the first
+        axis."""
+        tensors, samples = list(tensors), samples_of(inputs)
+        if min(samples, micro_batches) > 1:
+            # The first axis may also depend on the other axes of the inputs.
+            is_like = all(list(own.shape[1:]) == shape[1:]
+                          for own, (shape, _) in zip(inputs, self.inputs))
+            for (shape, _), own in zip(self.outputs, tensors):
+                if shape and not self._has_samples(shape[0], own.size(0), samples, is_like):
+                    raise SettingError(
+                        f"an output of shape {shape} has no sample axis, so those of the "
+                        f"micro-batches cannot be put together: give it a first axis of samples, "
+                        f"or use it in a loss")
         return self.gives.fill(tensors)
+
+    def _has_samples(self, of_example: int, size: int, samples: int, is_like: bool) -> bool:
+        """Whether an axis of size `of_example` for the example, and of `size` for this number of
+        samples, is one of samples. `is_like`: the inputs differ in the number of samples alone."""
+        each, rest = divmod(of_example, max(1, self.samples))
+        return rest == 0 and (size == each * samples if is_like else size % samples == 0)
 
     def is_training(self) -> bool:
         """Whether one of the module's parts is in training mode."""
@@ -170,14 +183,17 @@ class Network:
 class ModuleTensor:
     """A parameter or running statistic of the user's module."""
 
-    def __init__(self, names: list[str], table: dict, key: str, described: dict):
-        self.names = names
+    def __init__(self, tensor: torch.Tensor, described: dict):
+        self.names: list[str] = []
         """The engine's name of each of its uses. The first is the tensor's own."""
-        self.table, self.key = table, key
-        self.tensor: torch.Tensor = table[key]
+        self.places: list[tuple[dict, str]] = []
+        """Where the module keeps it for each use: a table of a module's, and a name in it."""
+        self.tensor = tensor
         self.is_buffer: bool = described["buffer"]
         self.is_copied: bool = not described["shared"]
         self.is_tied: bool = described["tie"] is not None
+        self.is_trained: bool = tensor.requires_grad
+        """Whether the engine trains it. It does not hear of `requires_grad_` by itself."""
         self.shape: list[int] = list(described["value"].shape)
         self.address = self.tensor.data_ptr()
         self.remember()
@@ -200,16 +216,18 @@ class ModuleTensor:
 
     def remember(self) -> None:
         """Later changes are the user's."""
-        self.version, self.is_trained = self.tensor._version, self.tensor.requires_grad
+        self.version = self.tensor._version
 
     def is_changed(self) -> bool:
         """Whether the user has changed its values."""
         return self.tensor._version != self.version
 
-    def is_replaced(self) -> bool:
-        """Whether the module has another tensor now, or the tensor other memory."""
-        same = self.table.get(self.key) is self.tensor
-        return not same or self.tensor.data_ptr() != self.address
+    def replaced(self) -> str | None:
+        """The engine's name of a use for which the module has another tensor now, or the tensor
+        other memory."""
+        has_moved = self.tensor.data_ptr() != self.address
+        return next((name for name, (table, key) in zip(self.names, self.places)
+                     if has_moved or table.get(key) is not self.tensor), None)
 
     def read(self, engines: torch.Tensor) -> torch.Tensor:
         """Its values, as the engine takes them. Where they are the engine's, but for rounding, the
@@ -224,6 +242,7 @@ class ModuleTensor:
         value = value.reshape(self.tensor.shape).to(self.tensor)
         if not torch.equal(self.tensor, value):
             self.tensor.copy_(value)
+            self.remember()
 
 
 class OtherBuffer:
@@ -234,19 +253,26 @@ class OtherBuffer:
         self.name, self.table, self.copies, self.key = name, module._buffers, copies, key
         self.value: torch.Tensor = module._buffers[key]
         self.is_persistent = key not in module._non_persistent_buffers_set
-        self.is_shared = copies.get(key) is self.value
         self.version = self.value._version
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether the pipeline's copy of the module has the same tensor. A stage on a GPU gets one
+        of its own with its first call."""
+        return self.copies.get(self.key) is self.value
 
     def is_changed(self) -> bool:
         """Whether the user has changed it, and the pipeline's copy has not changed with it."""
-        is_kept = self.is_shared or self.value._version == self.version
+        if self.is_shared:
+            self.version = self.value._version  # a copy that is made later has this value
+        is_kept = self.value._version == self.version
         return not (self.table.get(self.key) is self.value and is_kept)
 
     def write(self, value: torch.Tensor) -> None:
         """Writes a value into it, and into the pipeline's copy."""
         with torch.no_grad():
             self.value.copy_(value)
-            if self.copies.get(self.key) is not self.value:
+            if not self.is_shared:
                 self.copies[self.key].copy_(value)
         self.version = self.value._version
 
@@ -268,10 +294,10 @@ class Tensors(list[ModuleTensor]):
                 if "*" in name:
                     raise SettingError(f"'{name}' has a * in its name, which stands for any text "
                                        f"where gpipe selects parameters: name the module otherwise")
-                if id(table[key]) in found:
-                    found[id(table[key])].names.append(name)
-                else:
-                    found[id(table[key])] = ModuleTensor([name], table, key, own)
+                tensor = table[key]
+                module_tensor = found.setdefault(id(tensor), ModuleTensor(tensor, own))
+                module_tensor.names.append(name)
+                module_tensor.places.append((table, key))
         super().__init__(found.values())
         self.others = [
             OtherBuffer(f"{layer.name}.{path}.{key}" if path else f"{layer.name}.{key}", original,
@@ -293,9 +319,10 @@ class Tensors(list[ModuleTensor]):
     def check_replaced(self) -> None:
         """Refuses tensors that are not those that the pipeline was made with."""
         for own in self:
-            if own.is_replaced():
+            name = own.replaced()
+            if name is not None:
                 raise SettingError(
-                    f"'{own.name}' is not the tensor, or has not the memory, that it had when the "
+                    f"'{name}' is not the tensor, or has not the memory, that it had when the "
                     f"pipeline was made (model.to(...), p.data = ..., another nn.Parameter): make "
                     f"a new pipeline")
         for own in self.others:
@@ -342,7 +369,6 @@ class Tensors(list[ModuleTensor]):
             for own in self:
                 if own.name in values:
                     own.write(values[own.name])
-        self.remember()
 
     def add_gradients(self, gradients: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Adds gradients to the parameters', as autograd does."""

@@ -106,12 +106,15 @@ class Mapped:
                 "the optimizer yourself: see Pipeline.accumulate")
         for group in optimizer.param_groups:
             for parameter in group["params"]:
-                if id(parameter) not in names:
+                # PyTorch's optimizers leave frozen ones alone, such as those of parts of the model
+                # that are in no sequence.
+                if id(parameter) not in names and parameter.requires_grad:
                     raise SettingError(
                         f"the optimizer has a parameter of shape {list(parameter.shape)} that is "
-                        f"not the model's: make it from model.parameters(), after the model has "
-                        f"its final form")
-        self.names = [[names[id(own)] for own in group["params"]]
+                        f"not the model's, or in no part of its gpipe.sequence: make it from the "
+                        f"parameters of the model or of the sequence, after the model has its "
+                        f"final form, or freeze the parameter with requires_grad_(False)")
+        self.names = [[names[id(own)] for own in group["params"] if id(own) in names]
                       for group in optimizer.param_groups]
 
     def check_trained(self, trained: set[str]) -> None:
@@ -156,11 +159,14 @@ class Mapped:
 
     def groups(self) -> list[tuple[list[str], float, float]]:
         """The engine's groups: names, share of the rate, weight decay."""
-        pairs = zip(self.names, self.rates.groups)
+        return self._groups(self.rates)
+
+    def _groups(self, rates: Rates) -> list[tuple[list[str], float, float]]:
+        pairs = zip(self.names, rates.groups)
         return [(names, share, decay) for names, (share, decay) in pairs if names]
 
-    def changed(self) -> tuple[float, list | None]:
-        """The rate of the next step, and the groups if they have changed."""
+    def changed(self) -> tuple[Rates, list | None]:
+        """The rates of the next step, and the groups if the engine has others."""
         self._read_groups()
         rule, now = self._rule(), self.current()
         if rule != self.rule:
@@ -171,12 +177,14 @@ class Mapped:
         close = len(now.groups) == len(self.rates.groups) and all(
             abs(a[0] - b[0]) <= 1e-12 * abs(b[0]) and a[1] == b[1]
             for a, b in zip(now.groups, self.rates.groups))
-        before, self.rates = self.rates, now
         if close and self.names == self.sent:
-            self.rates.groups = before.groups
-            return now.lr, None
-        self.sent = self.names
-        return now.lr, self.groups()
+            return Rates(now.lr, self.rates.groups), None
+        return now, self._groups(now)
+
+    def has_sent(self, rates: Rates) -> None:
+        """Notes that the engine has the groups with these rates. Groups that it refuses are sent
+        again."""
+        self.rates, self.sent = rates, self.names
 
     def saved(self) -> list[dict[str, float]]:
         """Each group's rate, and the one that a scheduler began with."""

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import atexit
 import contextlib
-import functools
 import json
 import os
 import threading
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,37 +19,25 @@ from torch import nn
 from . import _gpipe, autograd, checkpoint, checks, threads, timing, updates
 from . import random as _  # noqa: F401  keyed dropout inside layers
 from .errors import CheckpointError, SettingError
+from .exchange import Exchange, one_at_a_time
 from .loss import OnStages
 from .network import Network, samples_of
 from .optimizer import Mapped
 from .planning import Plan, Profile
-from .processes import gather, started
+from .processes import started
 from .report import Evaluation, StepReport
 from .sequence import Sequence as Parts
 
 
 @atexit.register
 def _close_all() -> None:
-    for pipe in list(updates.opened):
-        pipe.close()
-    threads.end_layers()
+    with contextlib.ExitStack() as ends:  # each of them is called, whatever the others raise
+        ends.callback(threads.end_layers)
+        for pipe in list(updates.opened):
+            ends.callback(pipe.close)
 
 
-def _one_at_a_time(method: Callable) -> Callable:
-    """Lets one thread at a time call the pipeline: modes of modules, and how a target is nested,
-    are those of one call."""
-
-    @functools.wraps(method)
-    def called(self: Pipeline, *args: Any, **settings: Any) -> Any:
-        if self._engine is not None:
-            self._engine.check_caller()
-        with self._lock:
-            return method(self, *args, **settings)
-
-    return called
-
-
-class Pipeline:
+class Pipeline(Exchange):
     """An `nn.Sequential` (or a `gpipe.sequence`) cut into stages that run at the same time.
 
     Each mini-batch is cut into `micro_batches`, which flow through the stages. The result does not
@@ -178,8 +165,9 @@ class Pipeline:
                                   micro_batch)
         self._gives_input_gradients = input_gradients
         self._keeps_gradients = keep_gradients
+        self._micro_batches = micro_batches
         self._on_cpu = set(placed) == {"cpu"}
-        self._is_behind = False  # whether the module waits for `sync`
+        self._is_behind = self._has_newer_statistics = False
         in_processes = started() if processes is None else processes
         network.set_mode(model.training)
         if balance is None and len(placed) > 1 and not in_processes:
@@ -211,8 +199,6 @@ class Pipeline:
         self._engine = _gpipe.Engine(settings, in_processes, links)
         self._rank, self._size = self._engine.processes
         self._steps = 0
-        # Whether copies on the stages have newer running statistics than the module.
-        self._has_newer_statistics = False
         network.tensors.remember()
         # A sequence's state is its model's.
         owner = model
@@ -223,41 +209,45 @@ class Pipeline:
 
     # Training.
 
-    @_one_at_a_time
+    @one_at_a_time
     def train_step(self, x: Any, y: Any) -> StepReport:
         """Trains on one mini-batch: all micro-batches forward and backward, and one update.
 
         `x` is nested like `example`; `y` is what the loss takes. They have the same number of
-        samples, which may differ from the example's.
+        samples, which may differ from the example's. Neither requires gradients.
 
         A step that fails, or that Ctrl-C ends before its update, changes nothing. What a module
         raises arrives as it is, with a note of layer, stage and micro-batch.
         """
         self._needs(loss=True, optimizer=True, training=True)
         tensors, targets = self._network.flat(x), self._loss.flat(y)
+        checks.no_gradients_of(tensors + targets)
         self._prepare(training=True)
         self._network.tensors.check_hooks()
-        lr, groups = self._mapped.changed()
+        rates, groups = self._mapped.changed()
         if groups is not None:
             self._engine.regroup(groups)
+        self._mapped.has_sent(rates)
+        steps, was_behind = self._steps, self._is_behind
         try:
-            report = StepReport.of(self._engine.train_step(tensors, targets, lr))
+            # Set before the update, because an interrupt may come right after it.
+            self._is_behind |= self._size == 1 and any(
+                own.is_stale for own in self._network.tensors)
+            report = StepReport.of(self._engine.train_step(tensors, targets, rates.lr))
+            self._has_updated(report.step)
         except BaseException:
+            made = steps
             with contextlib.suppress(Exception):  # the pipeline's thread may be gone
-                self._steps = self._engine.steps  # an interrupt may come after the update
+                made = self._engine.steps
+            if made == steps:
+                self._is_behind = was_behind
+            else:
+                with contextlib.suppress(Exception):
+                    self._has_updated(made)
             raise
-        self._steps = report.step
-        self._count_updates()
-        stale = any(own.is_stale for own in self._network.tensors)
-        if stale and self._on_cpu and self._size == 1:
-            self._write_back()
-        else:
-            self._is_behind = stale and self._size == 1
-        self._finish()
-        self._mapped.stepped()
         return report
 
-    @_one_at_a_time
+    @one_at_a_time
     def accumulate(self, x: Any, y: Any, count: float | None = None) -> Evaluation:
         """Computes the gradients of a mini-batch under the schedule, and adds them to
         `parameter.grad`, as `loss.backward()` would.
@@ -265,10 +255,12 @@ class Pipeline:
         The update is yours: `optimizer.step()` on the model's parameters, with any optimizer. It
         is not all or nothing, as `train_step` is: if it fails half-way, some parameters are
         changed. `count` divides the loss in the place of this mini-batch's own count, so that
-        several mini-batches add up to the mean over all.
+        several mini-batches add up to the mean over all. If a gradient overflows in float16, it
+        raises NotFiniteError and halves the loss scale: call it again.
         """
         self._needs(loss=True, training=True)
         tensors, targets = self._network.flat(x), self._loss.flat(y)
+        checks.no_gradients_of(tensors + targets)
         self._prepare(training=True)
         self._network.tensors.check_hooks()
         found, gradients = self._engine.accumulate(tensors, targets, count)
@@ -277,7 +269,7 @@ class Pipeline:
         self._finish()
         return Evaluation(**found)
 
-    @_one_at_a_time
+    @one_at_a_time
     def __call__(self, *inputs: Any) -> Any:
         """The model's outputs, as a part of your own computation: `backward()` on a loss made of
         them goes back through the stages, to `parameter.grad` and to the inputs.
@@ -301,11 +293,11 @@ class Pipeline:
             outputs = self._engine.predict(tensors)
         self._note_statistics()
         self._finish()
-        return self._network.nested(outputs, samples_of(tensors))
+        return self._network.nested(outputs, tensors, self._micro_batches)
 
     # Without training.
 
-    @_one_at_a_time
+    @one_at_a_time
     def evaluate(self, x: Any, y: Any) -> Evaluation:
         """The mean loss of a mini-batch in evaluation mode, without an update."""
         self._needs(loss=True)
@@ -313,26 +305,19 @@ class Pipeline:
         self._prepare(training=False)
         return Evaluation(**self._engine.evaluate(tensors, targets))
 
-    @_one_at_a_time
+    @one_at_a_time
     def predict(self, x: Any) -> Any:
         """The model's outputs for a mini-batch in evaluation mode, without gradients, on the CPU.
         Those in bfloat16 or float16 are returned in float32."""
         self._needs()
         tensors = self._network.flat(x)
         self._prepare(training=False)
-        return self._network.nested(self._engine.predict(tensors), samples_of(tensors))
+        outputs = self._engine.predict(tensors)
+        return self._network.nested(outputs, tensors, self._micro_batches)
 
     # State.
 
-    @_one_at_a_time
-    def sync(self) -> None:
-        """Brings the module up to date, where it does not share the stages' tensors. With several
-        processes, all of them call it."""
-        self._needs()
-        self._send_changes()
-        self._write_back()
-
-    @_one_at_a_time
+    @one_at_a_time
     def save(self, folder: str | os.PathLike, *, keep: int = 2) -> Path:
         """Saves parameters, buffers, optimizer state and rates, averages and the number of steps as
         a checkpoint in `folder`, in the `gpipe` command's format. Returns the checkpoint's folder.
@@ -348,7 +333,7 @@ class Pipeline:
             warnings.warn(f"the checkpoint is complete, but {untidy}", stacklevel=3)
         return Path(saved)
 
-    @_one_at_a_time
+    @one_at_a_time
     def load(self, folder: str | os.PathLike) -> Path:
         """Restores the newest checkpoint in `folder`, or the checkpoint that `folder` is. It may
         have been saved with another number of stages. Returns the checkpoint's folder.
@@ -366,6 +351,7 @@ class Pipeline:
                 self._mapped.check_saved(rates)
         except CheckpointError as error:
             raise CheckpointError(f"checkpoint {found} does not fit: {error}") from None
+        self._send_toggles()  # before: what is frozen on the stages gets no optimizer state
         self._engine.restore(os.fspath(found))
         self._steps = self._engine.steps
         self._count_updates()
@@ -379,7 +365,7 @@ class Pipeline:
         self._network.tensors.remember()
         return found
 
-    @_one_at_a_time
+    @one_at_a_time
     def accept_torn_update(self) -> bool:
         """Uses the parameters as they are after an update that only some stages made, or after a
         forward that changed a parameter. Returns whether there was such a failure. Raises an error
@@ -391,13 +377,13 @@ class Pipeline:
             self._finish()
         return accepted
 
-    @_one_at_a_time
+    @one_at_a_time
     def averages(self) -> dict[str, torch.Tensor]:
         """The moving averages of the weights, by `state_dict` name."""
         self._needs()
         return dict(self._engine.averages())
 
-    @_one_at_a_time
+    @one_at_a_time
     def gradients(self) -> dict[str, torch.Tensor]:
         """The last step's gradients before clipping, by name (`keep_gradients=True`)."""
         self._needs()
@@ -423,7 +409,7 @@ class Pipeline:
         """The rank of this process, from 0."""
         return self._rank
 
-    @_one_at_a_time
+    @one_at_a_time
     def profile(self, x: Any, y: Any, *, micro_batches: Iterable[int] = (4, 8),
                 schedules: Iterable[str] = ("1f1b", "gpipe", "zb-h1"), steps: int = 5) -> Profile:
         """Measures the time and memory of each layer by training a few steps on this machine, for
@@ -455,12 +441,26 @@ class Pipeline:
     def __enter__(self) -> Pipeline:
         return self
 
-    def __exit__(self, kind, *_) -> None:
-        if self._engine is not None and self._size > 1 and kind is None:
-            self.sync()
-        self.close()
+    def __exit__(self, kind, error, trace) -> None:
+        try:
+            if self._engine is not None and self._size > 1 and error is None:
+                self.sync()
+            self.close()
+        except Exception as own:
+            if error is None:
+                raise
+            error.add_note(f"gpipe: the module may lack the last updates: {own}")
 
     def __del__(self):
+        if self._engine is not None and self._has_newer_values and self._engine.is_here:
+            done = "the module has them now"
+            try:
+                self.close()
+            except Exception as error:
+                done = f"they are lost: {error}"
+            warnings.warn(f"a pipeline was dropped whose stages had newer values than its module "
+                          f"({done}): call close() first, or use a with block", ResourceWarning,
+                          stacklevel=2)
         self._engine = None
 
     def __reduce__(self):
@@ -472,93 +472,6 @@ class Pipeline:
             return "Pipeline(closed)"
         return f"Pipeline({len(self._network.layers)} layers, balance {self.balance})"
 
-    # Before and after each call.
-
-    def _needs(self, *, loss: bool = False, optimizer: bool = False,
-               training: bool = False) -> None:
-        if self._engine is None:
-            raise SettingError("the pipeline is closed: make a new one")
-        if loss and self._loss is None:
-            raise SettingError("the pipeline has no loss: give Pipeline(loss=...)")
-        if optimizer and self._mapped is None:
-            raise SettingError("the pipeline has no optimizer: give Pipeline(optimizer=...), or "
-                               "use accumulate and make the update yourself")
-        if training and not self.model.training:
-            raise SettingError("the model is in evaluation mode: call model.train() to train")
-        if training and torch.is_inference_mode_enabled():
-            raise SettingError("torch.inference_mode() keeps no gradients: train outside of it")
-
-    def _prepare(self, *, training: bool) -> None:
-        """Brings the stages up to date with what the user has changed in the module."""
-        checks.no_autocast()
-        tensors = self._network.tensors
-        tensors.check_replaced()
-        self._network.set_mode(training)
-        self._send_changes()
-        toggled = [own for own in tensors if own.tensor.requires_grad != own.is_trained]
-        if toggled:
-            if self._mapped is not None:
-                self._mapped.check_trained(tensors.trained())
-            frozen, trained = (
-                [name for own in toggled if own.is_trained == was for name in own.names]
-                for was in (True, False))
-            self._engine.set_trained(frozen, trained)
-            tensors.remember()
-
-    def _send_changes(self) -> None:
-        """Sends the values that the user has changed to the stages, where they have copies."""
-        tensors = self._network.tensors
-        changed = [own for own in tensors if own.is_changed()]
-        copied = [own for own in changed if own.is_copied]
-        if copied:
-            behind = [own.name for own in copied if own.is_stale and self._is_behind]
-            if behind:
-                raise SettingError(
-                    f"'{behind[0]}' was changed in the module while the stages hold newer "
-                    f"values: call sync() before you change the weights, or make a new pipeline")
-            values = dict(self._engine.parameters("*"))
-            self._engine.set_parameters([(own.name, own.read(values[own.name]))
-                                         for own in copied if own.name in values])
-        if changed and self._network.has_copies:
-            # It writes a tied weight's own values into the weight too, which is no change.
-            with updates.uncounted(own.tensor for own in tensors):
-                self._engine.refresh()
-        for own in changed:
-            own.version = own.tensor._version
-
-    def _count_updates(self) -> None:
-        """Counts what the stages have written into the memory of the module's tensors. Other
-        pipelines over the module may have copies."""
-        updates.count(own.tensor for own in self._network.tensors
-                      if not own.is_copied and (own.is_buffer or own.is_trained))
-
-    def _write_back(self) -> None:
-        """Writes the stages' values into the module, where it does not share them."""
-        tensors = self._network.tensors
-        if self._size > 1:
-            tensors.write(gather(self._engine, dict(self._engine.parameters("*"))))
-        elif any(own.is_stale for own in tensors):
-            tensors.write(dict(self._engine.parameters("*")))
-        self._is_behind = self._has_newer_statistics = False
-
-    def _finish(self) -> None:
-        """Brings the module up to date with what a call has changed."""
-        if self._network.is_training():
-            self._sync_counters()
-        self._network.tensors.remember()
-
-    def _note_statistics(self) -> None:
-        """Notes that a forward has changed copies of running statistics on the stages."""
-        if self._network.is_training() and self._size == 1:
-            self._has_newer_statistics |= any(own.is_stale and own.is_buffer
-                                              for own in self._network.tensors)
-
-    def _sync_counters(self) -> None:
-        """Brings the counters of batch norms up to date, which the engine keeps as floats."""
-        if any(own.is_counter for own in self._network.tensors):
-            values = self._engine.parameters("*.num_batches_tracked")
-            self._network.tensors.write(dict(values))
-
 
 class _Syncs:
     """What a module calls before its state is read. A copy of the module has no pipeline."""
@@ -568,9 +481,8 @@ class _Syncs:
 
     def __call__(self, *_: Any) -> None:
         pipe = self.reference and self.reference()
-        if pipe is not None and pipe._engine is not None and (
-                pipe._is_behind or pipe._has_newer_statistics):
-            pipe.sync()
+        if pipe is not None:
+            pipe._catch_up()
 
     def __reduce__(self):
         return _Syncs, ()

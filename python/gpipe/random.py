@@ -13,6 +13,7 @@ Inside of layers:
 
 import functools
 import math
+import sys
 import threading
 
 import torch
@@ -21,6 +22,7 @@ import torch.utils.checkpoint
 
 from . import _gpipe
 from .errors import SettingError
+from .layer import Layer
 
 # Code of the user's own that torch.compile traces, outside of pipelines, stays as it is.
 _compiling = torch.compiler.is_compiling
@@ -34,7 +36,18 @@ _threads = threading.local()
 
 def _is_given(x: torch.Tensor) -> bool:
     """Whether it is what the layer was given, or a view of that, which a layer must not change."""
-    return (x._base if x._is_view() else x).is_leaf
+    base = x._base if x._is_view() else x
+    if not base.is_leaf or base.requires_grad:
+        return base.is_leaf
+    # Where nothing is trained, what the layer itself has made is a leaf, too.
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not Layer.__call__.__code__:
+        frame = frame.f_back
+    if frame is None or frame.f_locals["self"].has_skips:
+        return True  # it may be a skip, or what a part that is computed again was given
+    memory = x.untyped_storage()._cdata
+    return any(own is not None and own.untyped_storage()._cdata == memory
+               for own in frame.f_locals["inputs"])
 
 
 @functools.wraps(_dropout)

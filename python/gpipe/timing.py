@@ -7,7 +7,9 @@ import time
 import torch
 
 from . import skip
-from .layer import Layer, Structure, kept_buffers
+from .layer import Layer
+from .modules import kept_buffers
+from .structure import Structure
 
 ROUNDS = 3
 

@@ -103,6 +103,7 @@ def _train(model: nn.Module, example: Any, target: Any, loss: Any, stages: int, 
            remat: str, micro_batches: int, steps: int, seed: int,
            dtype: torch.dtype | None) -> dict[str, torch.Tensor]:
     model = copy.deepcopy(model)
+    example = pytree.tree_map_only(torch.Tensor, torch.detach, example)
     if not model.training:
         model.train()
     trained = [own for own in model.parameters() if own.requires_grad]

@@ -144,16 +144,16 @@ impl Engine {
         py: Python<'py>,
         inputs: Vec<Option<PyTensor>>,
     ) -> PyResult<(Bound<'py, PyAny>, OpenForward)> {
-        let inputs = arguments(inputs);
-        let (number, tensors) = self.with(py, move |owned| {
+        let (inputs, driver) = (arguments(inputs), Arc::clone(&self.driver));
+        let (tensors, open) = self.with(py, move |owned| {
             let outputs = owned.pipeline.forward(inputs)?;
             owned.pipeline.apply_statistics(&outputs)?;
             let tensors: Vec<Tensor> = outputs.tensors().iter().map(Tensor::detach).collect();
             owned.next += 1;
             owned.open.insert(owned.next, outputs);
-            Ok((owned.next, tensors))
+            // Made here, so that a call which Ctrl-C ends drops it, and so closes the forward.
+            Ok((tensors, OpenForward { number: owned.next, driver }))
         })?;
-        let open = OpenForward { number, driver: Arc::clone(&self.driver) };
         Ok((tuple(py, tensors)?.into_any(), open))
     }
 
@@ -193,18 +193,13 @@ impl Engine {
     ) -> PyResult<(Bound<'py, PyDict>, Vec<(String, PyTensor)>)> {
         let (inputs, targets) = (arguments(inputs), arguments(targets));
         let (own, gradients) = self.with(py, move |owned| {
-            let own = owned.pipeline.counts_of(&inputs, &targets)?;
-            let total = count.unwrap_or(own[0]);
             // Divided by the whole count, so the parts of a larger batch add up.
-            let found = owned.pipeline.accumulate(inputs, targets, Count::Unknown)?;
-            let mut gradients = owned.pipeline.take_gradients()?;
-            let scale = own[0] / total;
-            if scale != 1.0 {
-                for (_, gradient) in &mut gradients {
-                    let _ = gradient.f_mul_scalar_(scale)?;
-                }
-            }
-            Ok((found, gradients))
+            let total = match count {
+                Some(total) => total,
+                None => owned.pipeline.counts_of(&inputs, &targets)?[0],
+            };
+            let found = owned.pipeline.accumulate(inputs, targets, Count::Total(total))?;
+            Ok((found, owned.pipeline.take_gradients()?))
         })?;
         Ok((report::evaluation(py, own)?, named(gradients)))
     }
@@ -261,7 +256,10 @@ impl Engine {
             Group::matching(names).lr_scale(lr_scale).weight_decay(decay)
         };
         let groups: Vec<Group> = groups.into_iter().map(group).collect();
-        self.with(py, move |owned| owned.pipeline.regroup(groups))
+        self.with(py, move |owned| {
+            owned.needs_no_forwards("train")?;
+            owned.pipeline.regroup(groups)
+        })
     }
 
     fn set_input_gradients(&self, py: Python<'_>, wanted: bool) -> PyResult<()> {

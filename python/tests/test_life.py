@@ -12,7 +12,7 @@ import threading
 
 import pytest
 import torch
-from common import assert_same, batch, model, pipeline, values
+from common import assert_same, batch, model, pipeline, smooth, values
 from torch import nn
 
 import gpipe
@@ -171,6 +171,126 @@ def test_control_c_ends_a_step_and_changes_nothing(twice):
             assert pipe.train_step(x, y).step == 1
     finally:
         signal.signal(signal.SIGINT, previous)
+
+
+def test_regression_an_interrupted_call_leaves_no_forward_open():
+    """Where the forward ran to its end all the same, nobody had its outputs to drop, and each
+    further step was refused for it."""
+    state = {"armed": False, "seen": threading.Event(), "twice": False}
+    own = nn.Sequential(*model(), Interrupts(state))  # after it, nothing looks for interrupts
+    x, y = batch()
+
+    def handler(*_):
+        state["seen"].set()
+        raise KeyboardInterrupt
+
+    previous = signal.signal(signal.SIGINT, handler)
+    try:
+        with pipeline(own, micro_batches=1) as pipe:
+            state["armed"] = True
+            with pytest.raises(KeyboardInterrupt):
+                pipe(x)
+            assert pipe.train_step(x, y).step == 1
+    finally:
+        signal.signal(signal.SIGINT, previous)
+
+
+class Replaced:
+    """An engine of which some methods are others."""
+
+    def __init__(self, engine, **methods):
+        self.engine = engine
+        self.__dict__.update(methods)
+
+    def __getattr__(self, name):
+        return getattr(self.engine, name)
+
+
+KINDS = {"counters": model, "copies": lambda: smooth(torch.bfloat16)}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_regression_an_interrupt_after_the_update_leaves_the_module_up_to_date(kind):
+    """Ctrl-C while a step ends does not undo its update. The module then lacked the update, or the
+    count of the mini-batch, and its state was saved so."""
+    def trained(interrupted):
+        own = KINDS[kind]()
+        x, y = batch(dtype=next(own.parameters()).dtype)
+        with pipeline(own) as pipe:
+            engine = pipe._engine
+
+            def train_step(*arguments):
+                engine.train_step(*arguments)
+                raise KeyboardInterrupt
+
+            pipe.train_step(x, y)
+            if interrupted:
+                pipe._engine = Replaced(engine, train_step=train_step)
+                with pytest.raises(KeyboardInterrupt):
+                    pipe.train_step(x, y)
+                pipe._engine = engine
+            else:
+                pipe.train_step(x, y)
+            assert pipe.steps == 2
+            found = values(own)
+            with torch.no_grad():
+                next(own.parameters()).mul_(0.5)  # the stages have nothing newer than the module
+            return found, pipe.train_step(x, y).loss, values(own)
+
+    (found, loss, after), (wanted, wanted_loss, wanted_after) = trained(True), trained(False)
+    assert_same(found, wanted)
+    assert loss == wanted_loss
+    assert_same(after, wanted_after)
+
+
+def unusable(pipe):
+    """The pipeline's engine, which gives no parameters any more, as after a thread is lost."""
+    def parameters(_):
+        raise gpipe.errors.StepError("the pipeline cannot be used any more")
+
+    return Replaced(pipe._engine, parameters=parameters)
+
+
+def test_regression_a_block_that_raises_ends_with_its_own_exception():
+    """Where stages have copies that cannot be had any more, the error of that took its place."""
+    with pytest.raises(LookupError, match="the user's own") as found:
+        with pipeline(smooth(torch.bfloat16)) as pipe:
+            pipe._engine = unusable(pipe)
+            raise LookupError("the user's own")
+    assert found.value.__notes__ == [
+        "gpipe: the module may lack the last updates: the pipeline cannot be used any more"]
+    with pytest.raises(gpipe.errors.StepError, match="cannot be used"):
+        with pipeline(smooth(torch.bfloat16)) as pipe:
+            pipe._engine = unusable(pipe)
+
+
+def test_regression_the_exit_ends_every_pipeline():
+    """The first one that could not be closed kept the others open, and layers that were given up
+    were not ended."""
+    out = run("""
+        import atexit
+        made = []
+        # Called last: what is registered last is called first.
+        atexit.register(lambda: print([pipe._engine for pipe in made]))
+        import torch
+        from common import pipeline, smooth
+        from test_life import unusable
+        import gpipe
+        gpipe.threads.end_layers = lambda: print("no layer runs")
+        for _ in range(2):
+            made.append(pipeline(smooth(torch.bfloat16)))
+            made[-1]._engine = unusable(made[-1])
+    """)
+    assert out == "no layer runs\n[None, None]\n"
+
+
+def test_a_pipeline_that_cannot_be_made_is_dropped_in_silence(monkeypatch):
+    seen = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda own: seen.append(repr(own.object)))
+    with pytest.raises(TypeError):
+        gpipe.Pipeline(model())
+    gc.collect()
+    assert not [own for own in seen if "__del__" in own]
 
 
 def test_a_layer_that_calls_its_pipeline_is_an_error():

@@ -666,3 +666,80 @@ def test_regression_a_sequence_has_the_mode_of_its_model():
             pipe.train_step(*batch())
         parts.train()
         assert net.training and pipe.train_step(*batch()).step == 1
+
+
+def test_regression_dropout_in_place_drops_where_nothing_is_trained():
+    """What the layer itself had made counted as its input, and the mask went into a tensor that
+    nobody used."""
+    x, _ = batch()
+    before = x.clone()
+    for drops in (Dropped, DroppedByModule):
+        own = nn.Sequential(drops()).requires_grad_(False)
+        with gpipe.Pipeline(own, x, micro_batches=2) as pipe:
+            zeros = (pipe(x) == 0).float().mean()
+            assert 0.2 < zeros < 0.8, drops
+    # A layer's input stays as it was.
+    with gpipe.Pipeline(nn.Sequential(nn.Dropout(0.5, inplace=True)), x) as pipe:
+        assert 0.2 < (pipe(x) == 0).float().mean() < 0.8
+    assert torch.equal(x, before)
+
+
+def test_regression_a_buffer_that_a_refused_forward_has_changed_is_restored():
+    """The module kept the change of a step that had failed."""
+    class Counts(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.register_buffer("count", torch.zeros(1))
+
+        def forward(self, x):
+            self.count += 1
+            return x * 2
+
+    own = nn.Sequential(nn.Linear(6, 6), Counts(), nn.Linear(6, 3))
+    before = values(own)
+    with pipeline(own) as pipe:
+        for _ in range(2):
+            with pytest.raises(REFUSED, match="changes its buffer 'count'"):
+                pipe.train_step(*batch())
+    assert_same(values(own), before)
+
+
+def test_regression_an_output_without_samples_is_refused_for_every_number_of_samples():
+    """Only mini-batches of the example's size were looked at. For others, the outputs of the
+    micro-batches were put together in silence."""
+    class Means(nn.Module):
+        def forward(self, x):
+            return x, x.mean(0)
+
+    own = nn.Sequential(nn.Linear(6, 6), Means())
+    with gpipe.Pipeline(own, batch(8)[0], stages=2, micro_batches=2) as pipe:
+        for samples in (6, 16):
+            for call in (pipe.predict, pipe):
+                with pytest.raises(REFUSED, match=r"output of shape \[6\] has no sample axis"):
+                    call(batch(samples)[0])
+        assert pipe.predict(batch(1)[0])[1].shape == (6,)  # one micro-batch
+
+
+def test_an_output_may_have_several_rows_for_each_sample():
+    """Their number may depend on the other axes of the inputs."""
+    torch.manual_seed(0)
+    own = nn.Sequential(nn.Linear(6, 6), nn.Flatten(0, 1))
+    with gpipe.Pipeline(own, torch.randn(8, 5, 6), stages=2, micro_batches=2) as pipe:
+        for shape in [(8, 5, 6), (6, 5, 6), (8, 7, 6), (6, 7, 6)]:
+            x = torch.randn(shape)
+            torch.testing.assert_close(pipe.predict(x), own(x))
+
+
+def test_regression_a_tie_that_ends_at_its_second_use_is_noticed():
+    """Only the first use was looked at. The stages went on with the tie, and the new parameter
+    never changed."""
+    torch.manual_seed(0)
+    first, last = nn.Linear(6, 6), nn.Linear(6, 6)
+    last.weight = first.weight
+    own = nn.Sequential(first, nn.Tanh(), last)
+    x = batch()[0]
+    with gpipe.Pipeline(own, x, stages=2) as pipe:
+        pipe.predict(x)
+        last.weight = nn.Parameter(last.weight.detach().clone())
+        with pytest.raises(REFUSED, match="'2.weight' is not the tensor"):
+            pipe.predict(x)

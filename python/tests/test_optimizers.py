@@ -406,3 +406,126 @@ def test_regression_accumulate_adds_into_the_gradients_memory():
         once = flat.clone()
         pipe.accumulate(*batch())
         assert not torch.equal(flat, once)
+
+
+@pytest.mark.parametrize("call", ["load", "sync"])
+def test_regression_what_is_frozen_before_a_load_or_sync_stays_so(call, tmp_path):
+    """Both took the parameters as frozen or trained by the stages already, and never told them: a
+    frozen parameter was trained in silence, and one that was unfrozen was not."""
+    own = smooth(torch.bfloat16)  # of which the stages have copies, for `sync` to write
+    own[4].requires_grad_(False)
+    x, y = batch(dtype=torch.bfloat16)
+    with pipeline(own, optimizer=optim.SGD(own.parameters(), 1.0)) as pipe:
+        pipe.save(tmp_path)
+        own[0].requires_grad_(False)
+        own[4].requires_grad_(True)
+        if call == "load":
+            pipe.load(tmp_path)
+        else:
+            pipe.sync()
+        before = values(own)
+        pipe.train_step(x, y)
+        for name, value in values(own).items():
+            assert torch.equal(value, before[name]) == name.startswith("0."), name
+
+
+@pytest.mark.parametrize("call", ["train_step", "accumulate"])
+def test_regression_inputs_that_require_gradients_are_refused(call):
+    """Their gradients were dropped in silence, so that an encoder before the pipeline never
+    learnt."""
+    own = smooth()
+    x, y = batch(dtype=torch.float64)
+    with pipeline(own) as pipe:
+        step = getattr(pipe, call)
+        for given in ((x.clone().requires_grad_(), y), (x, y.clone().requires_grad_())):
+            with pytest.raises(gpipe.errors.SettingError, match=r"from pipe\(x\)"):
+                step(*given)
+        assert all(parameter.grad is None for parameter in own.parameters())
+        with torch.no_grad():
+            step(x.clone().requires_grad_(), y)
+        step(x.clone().requires_grad_().detach(), y)
+
+
+def test_regression_float16_accumulates_gradients_that_fit():
+    """The scaled gradient of the sum, not of the mean, was cast to float16, and nearly always
+    overflowed: `parameter.grad` was infinite or NaN."""
+    plain, own = smooth(torch.float32), smooth(torch.float32)
+    x, y = batch()
+    nn.functional.mse_loss(plain(x), y).backward()
+    with pipeline(own, optimizer=None, dtype=torch.float16) as pipe:
+        pipe.accumulate(x[:4], y[:4], count=y.numel())
+        pipe.accumulate(x[4:], y[4:], count=y.numel())
+    for a, b in zip(own.parameters(), plain.parameters()):
+        # float16 has 11 bits.
+        torch.testing.assert_close(a.grad, b.grad, rtol=0.02, atol=0.02 * b.grad.abs().max().item())
+
+
+@pytest.mark.parametrize("how", ["accumulate", "call"])
+def test_regression_gradients_that_overflow_in_float16_are_an_error(how):
+    """They were added to `parameter.grad` as infinity or NaN, and the loss scale stayed as it was.
+    """
+    plain, own = smooth(torch.float32), smooth(torch.float32)
+    x, y = batch()
+    y = 1000 * y
+    nn.functional.mse_loss(plain(x), y).backward()
+    overflows = 0
+    with pipeline(own, optimizer=None, dtype=torch.float16) as pipe:
+        while own[0].weight.grad is None:
+            try:
+                if how == "accumulate":
+                    pipe.accumulate(x, y)
+                else:
+                    nn.functional.mse_loss(pipe(x).float(), y).backward()
+            except gpipe.errors.NotFiniteError as error:
+                overflows += 1
+                assert overflows < 16
+                assert f"the loss scale is now {65536 >> overflows}:" in str(error)
+                assert all(parameter.grad is None for parameter in own.parameters())
+    assert overflows > 0
+    for a, b in zip(own.parameters(), plain.parameters()):
+        # float16 has 11 bits.
+        torch.testing.assert_close(a.grad, b.grad, rtol=0.02, atol=0.02 * b.grad.abs().max().item())
+
+
+def test_regression_rates_that_were_refused_are_sent_again():
+    """The first refusal made them count as sent: the next step trained a group with its old rate,
+    and took a decay that is out of range."""
+    plain, own = smooth(), smooth()
+    theirs, ours = (optim.SGD([{"params": net[0].parameters()},
+                               {"params": [*net[2].parameters(), *net[4].parameters()]}], 0.1)
+                    for net in (plain, own))
+    x, y = batch(dtype=torch.float64)
+    with pipeline(own, optimizer=ours) as pipe:
+        kept = pipe(x)
+        for optimizer in (theirs, ours):
+            optimizer.param_groups[0]["lr"] = 0.01
+        with pytest.raises(gpipe.errors.SettingError, match="backward: 1; .* before you train"):
+            pipe.train_step(x, y)
+        del kept
+        plain_step(plain, theirs, x, y)
+        pipe.train_step(x, y)
+        assert_close(values(own), values(plain))
+        ours.param_groups[0]["weight_decay"] = -1.0
+        for _ in range(2):
+            with pytest.raises(gpipe.errors.SettingError, match="use a number of at least 0"):
+                pipe.train_step(x, y)
+        assert_close(values(own), values(plain))
+
+
+def test_regression_the_optimizer_may_have_frozen_parameters_of_no_part():
+    """Frozen parts of a model that are in no sequence were refused, with the remedy to make the
+    optimizer as it was made: from model.parameters()."""
+    class Net(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.first, self.pooler, self.last = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 3)
+
+    torch.manual_seed(0)
+    net = Net()
+    net.pooler.requires_grad_(False)
+    parts = gpipe.sequence(net, ["first", "last"])
+    with pipeline(parts, optimizer=optim.AdamW(net.parameters())) as pipe:
+        assert pipe.train_step(*batch()).step == 1
+        net.pooler.requires_grad_(True)
+        with pytest.raises(gpipe.errors.SettingError, match="in no part of its gpipe.sequence"):
+            pipe.train_step(*batch())

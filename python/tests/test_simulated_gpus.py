@@ -157,3 +157,96 @@ def test_regression_gradients_are_where_the_module_is():
     """
     ran = run("-c", textwrap.dedent(script))
     assert ran.returncode == 0, ran.stderr
+
+
+def test_regression_a_pipeline_that_is_dropped_gives_its_weights_to_the_module():
+    """They were lost with it, in silence: the module's state was that before the training."""
+    script = """
+        import warnings
+
+        import gpipe
+        import torch
+        from torch import nn
+
+        def trained(devices, accumulates):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+            optimizer = None if accumulates else torch.optim.SGD(net.parameters(), lr=0.1)
+            pipe = gpipe.Pipeline(net, torch.ones(8, 6), devices=devices, micro_batches=2,
+                                  loss=nn.MSELoss(), optimizer=optimizer)
+            x = torch.ones(8, 6).cumsum(0)
+            (pipe.accumulate if accumulates else pipe.train_step)(x, torch.ones(8, 3))
+            return net  # and the pipeline is freed
+
+        for accumulates in (False, True):
+            wanted = trained(["cpu", "cpu"], accumulates).state_dict()
+            with warnings.catch_warnings(record=True) as told:
+                warnings.simplefilter("always")
+                found = trained(["cuda:0", "cuda:1"], accumulates).state_dict()
+            assert any(own.category is ResourceWarning and "a pipeline was dropped"
+                       in str(own.message) for own in told)
+            for name, value in wanted.items():
+                # Kernels of simulated GPUs may add in another order.
+                torch.testing.assert_close(found[name], value, msg=f"{accumulates} {name}")
+    """
+    ran = run("-c", textwrap.dedent(script))
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_regression_a_buffer_that_the_user_changes_is_refused():
+    """The stage has its own since the first call. A later change was neither seen nor refused."""
+    script = """
+        import gpipe
+        import torch
+        from torch import nn
+
+        class Scales(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.register_buffer("scale", torch.ones(6))
+
+            def forward(self, x):
+                return x * self.scale
+
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(6, 6), Scales(), nn.Linear(6, 3))
+        x = torch.ones(8, 6).cumsum(0)
+        pipe = gpipe.Pipeline(net, x, devices=["cuda:0", "cuda:1"], micro_batches=2)
+        net[1].scale.mul_(2)  # before the stage has its own
+        torch.testing.assert_close(pipe.predict(x), net(x).detach())
+        net[1].scale.mul_(2)
+        for call in (pipe.predict, pipe):
+            try:
+                call(x)
+            except gpipe.errors.SettingError as error:
+                assert "the buffer '1.scale' has changed" in str(error)
+            else:
+                raise AssertionError("the change was not seen")
+    """
+    ran = run("-c", textwrap.dedent(script))
+    assert ran.returncode == 0, ran.stderr
+
+
+def test_regression_the_state_of_compats_pipeline_is_the_stages():
+    """Running statistics were those before the training."""
+    script = """
+        import gpipe
+        import torch
+        from gpipe.compat import GPipe
+        from torch import nn
+
+        def state(devices):
+            torch.manual_seed(0)
+            net = nn.Sequential(nn.Linear(6, 6), nn.BatchNorm1d(6), nn.Linear(6, 3))
+            pipe = GPipe(net, [2, 1], devices=devices, chunks=2)
+            pipe(torch.ones(8, 6).cumsum(0)).sum().backward()
+            return pipe.state_dict()
+
+        wanted, found = state(["cpu", "cpu"]), state(["cuda:0", "cuda:1"])
+        assert wanted["partitions.0.1.running_mean"].abs().sum() > 0
+        for name, value in wanted.items():
+            # Kernels of simulated GPUs may add in another order.
+            torch.testing.assert_close(found[name], value, msg=name)
+    """
+    ran = run("-c", textwrap.dedent(script))
+    assert ran.returncode == 0, ran.stderr

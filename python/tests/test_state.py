@@ -478,3 +478,25 @@ def test_regression_a_checkpoint_has_the_users_buffers(tmp_path, dtype):
         with pytest.raises(gpipe.errors.CheckpointError, match=r"'1.0.scale' is \[6\].* \[1\]"):
             pipe.load(tmp_path)
         assert_same(values(larger), before)
+
+
+def test_regression_a_load_restores_what_was_unfrozen(tmp_path):
+    """The stages took it for frozen until the next step, and left out its optimizer state."""
+    def started():
+        own = model()
+        own[0].requires_grad_(False)
+        pipe = pipeline(own, optimizer=adam(own))
+        own[0].requires_grad_(True)
+        return own, pipe
+
+    own, pipe = started()
+    with pipe:
+        for seed in range(2):
+            pipe.train_step(*batch(seed=seed))
+        pipe.save(tmp_path)
+        pipe.train_step(*batch(seed=2))
+    resumed, pipe = started()
+    with pipe:
+        pipe.load(tmp_path)
+        pipe.train_step(*batch(seed=2))
+    assert_same(values(resumed), values(own))

@@ -140,6 +140,13 @@ class GPipe(nn.Module):
         """A copy, or what is pickled, builds stages of its own."""
         return {**self.__dict__, "_pipe": None, "_built_for": None}
 
+    def state_dict(self, *args, **settings):
+        """The state, with torchgpipe's names (`partitions.0.0.weight`)."""
+        # A module's own hook is not called for its partitions.
+        if self._pipe is not None:
+            self._pipe._catch_up()
+        return super().state_dict(*args, **settings)
+
     def load_state_dict(self, state_dict, *args, **settings):
         """Loads a state dict with torchgpipe's names (`partitions.0.0.weight`), or with the
         module's own (`0.weight`)."""

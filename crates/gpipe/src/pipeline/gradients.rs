@@ -47,9 +47,12 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`Error::Setting`] if no gradient has accumulated. An error of a stage discards the update.
+    /// In float16, [`Error::NotFinite`] if a gradient overflows. The update is discarded then, and
+    /// the loss scale halved.
     pub fn take_gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.reduce()?;
-        let unscale = 1.0 / self.gradient_scale();
+        let unscale = 1.0 / self.gradient_scale(); // before the loss scale changes
+        self.count_overflow()?;
         let mut all = Vec::new();
         for (stage, places) in self.gradient_places(|_| true, true) {
             let taken = self.visit(stage, move |stage| stage.take_gradients(&places, unscale))?;
@@ -58,6 +61,28 @@ impl Pipeline {
         self.update.taken();
         all.sort_by_key(|(number, ..)| *number);
         Ok(all.into_iter().map(|(_, name, grad)| (name, grad)).collect())
+    }
+
+    /// Counts a good step of the loss scale, or one that overflows.
+    ///
+    /// # Errors
+    /// [`Error::NotFinite`] if a gradient is not finite. Only in float16, where a loss scale may be
+    /// the reason.
+    fn count_overflow(&mut self) -> Result<()> {
+        if self.training.loss_scale.dynamic_scale().is_none() {
+            return Ok(());
+        }
+        if self.gradient_squares(|_| true)?.iter().all(|(_, square)| square.is_finite()) {
+            self.training.loss_scale.step_was_good();
+            return Ok(());
+        }
+        let what = if self.training.loss_scale.step_overflowed() {
+            let scale = self.training.loss_scale.scale;
+            format!("a gradient in float16 (the loss scale is now {scale}: try it again)")
+        } else {
+            "a gradient in float16, at every loss scale,".to_owned()
+        };
+        self.lose_update(Error::NotFinite { what })
     }
 
     /// Applies the running statistics of batch norms of a forward now, as PyTorch does, instead of
@@ -166,13 +191,7 @@ impl Pipeline {
         }
         self.check_pattern(pattern)?;
         self.reduce()?;
-        let mut squares: Vec<(usize, f64)> = Vec::new();
-        for (stage, places) in self.gradient_places(|name| name_matches(pattern, name), true) {
-            squares.extend(self.visit(stage, move |stage| stage.gradient_squares(&places))??);
-        }
-        if let Some(peers) = &self.engine.peers {
-            squares = peers.gather_squares(&squares)?;
-        }
+        let mut squares = self.gradient_squares(|name| name_matches(pattern, name))?;
         squares.sort_by_key(|(number, _)| *number);
         let sum: f64 = squares.iter().map(|(_, square)| square).sum();
         let norm = sum.sqrt() / self.gradient_scale();
@@ -184,6 +203,19 @@ impl Pipeline {
             self.scale_gradients(pattern, max_norm / (norm + 1e-6))?;
         }
         Ok(norm)
+    }
+
+    /// The squared norms of the gradients of all processes whose names pass `test`, each with the
+    /// number of its parameter.
+    fn gradient_squares(&mut self, test: impl Fn(&str) -> bool) -> Result<Vec<(usize, f64)>> {
+        let mut squares: Vec<(usize, f64)> = Vec::new();
+        for (stage, places) in self.gradient_places(test, true) {
+            squares.extend(self.visit(stage, move |stage| stage.gradient_squares(&places))??);
+        }
+        match &self.engine.peers {
+            Some(peers) => peers.gather_squares(&squares),
+            None => Ok(squares),
+        }
     }
 
     fn change_gradients(&mut self, pattern: &str, change: Arc<Change>) -> Result<()> {
