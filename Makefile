@@ -38,7 +38,7 @@ fuzz: setup ## Fuzz every reader, guided by coverage (an hour of fuzzing: half o
 bench: setup ## gpipe beside PyTorch, plain and pipelined, and the paper's tables: the short version, into out/benchmarks (fetches PyTorch once; 15 to 30 minutes on two cores)
 	python3 benchmarks/bench.py $(ARGS)
 
-bench-full: setup ## ... with every configuration, into benchmarks/results (two hours on two cores)
+bench-full: setup ## ... with every configuration, into benchmarks/results (three hours on two cores)
 	python3 benchmarks/bench.py --full $(ARGS)
 
 bench-checkpoint: build ## What a checkpoint every 50 steps costs the gpt step (half an hour on two cores)
@@ -77,7 +77,7 @@ bench-plans: build ## What gpipe plan chooses beside every other way, of four ne
 bench-ledger: build ## Where the time of a step goes, of three networks in two dtypes (half an hour on two cores; make fonts first)
 	python3 benchmarks/ledger.py $(ARGS)
 
-bench-python: setup ## The Python package beside the native engine and PyTorch's pipelines (make python first; 20 minutes on two cores)
+bench-python: setup ## The Python package beside the native engine and PyTorch's pipelines (half an hour on two cores)
 	python3 benchmarks/python_package.py $(ARGS)
 
 bench-bilingual: build ## One model of many languages beside models of one each (two hours on two cores; make catalogues first)

@@ -6,7 +6,7 @@ operations take, and are cut where their two stages are most alike.
 """
 
 from figures import median
-from rounds import Workload, gpipe, peers
+from rounds import Workload, gpipe, peer, peers
 from targets import WARM_UP, Ablation, Comparison, Efficiency
 
 # Single steps vary by a fifth.
@@ -42,6 +42,9 @@ def jobs():
         all_[f"gpipe K=2 M=8 gpipe {remat}"] = ours(remat=remat, schedule="gpipe")
     for m in [1, 2, 4]:
         all_[f"gpipe K=2 M={m} 1f1b never"] = ours(micro_batches=m, remat="never")
+    for remat in ["never", "selective"]:
+        split = ours(micro_batches=4, remat=remat, schedule="zb-h1")
+        all_[f"gpipe K=2 M=4 zb-h1 {remat}"] = split
     late = {"remat": "always", "early": "false"}
     all_[f"{OURS} never aten"] = ours(remat="never", kernels="aten")
     all_[f"{OURS} never again"] = ours(remat="never")
@@ -60,13 +63,31 @@ def jobs():
         "pipelining K=2 M=8 interleaved-zb",
         "pipelining K=2 M=8 zbv",
     ]
-    return all_ | peers(short, channels_last=True)
+    return all_ | peers(short, channels_last=True) | few_micro_batches()
 
 
-WHOLE = ["pipelining K=2 M=8 gpipe", "pipelining K=2 M=8 1f1b", "torchgpipe K=2 M=8"]
-PIPELINED = [*WHOLE, "pipelining K=2 M=8 interleaved-zb", "pipelining K=2 M=8 zbv"]
+def few_micro_batches():
+    """name -> job of pipelined peers with fewer micro-batches, which may be faster."""
+    all_ = {}
+    for m in FEW:
+        settings = {"micro_batches": m, "channels_last": True}
+        for schedule in ["1f1b", "interleaved-zb", "zbv"] if m > 2 else ["1f1b"]:
+            own = peer("pipelining", schedule=schedule, **settings)
+            all_[f"pipelining K=2 M={m} {schedule}"] = own
+        own = peer("pipelining", schedule="1f1b", checkpoint=True, **settings)
+        all_[f"pipelining K=2 M={m} 1f1b checkpoint"] = own
+        own = peer("pipelining", checkpoint="selective", **settings)
+        all_[f"pipelining K=2 M={m} 1f1b checkpoint selective"] = own
+    return all_
+
+
+FEW = [2, 4]
+WHOLE = ["pipelining K=2 M=8 gpipe", "torchgpipe K=2 M=8"]
+WHOLE += [f"pipelining K=2 M={m} 1f1b" for m in [*FEW, 8]]
+SPLIT_PEERS = [f"pipelining K=2 M={m} {name}" for m in [4, 8] for name in ["interleaved-zb", "zbv"]]
+PIPELINED = [*WHOLE, *SPLIT_PEERS]
 CHECKPOINTED = [f"{name} checkpoint" for name in WHOLE]
-SELECTIVE = ["pipelining K=2 M=8 1f1b checkpoint selective"]
+SELECTIVE = [f"pipelining K=2 M={m} 1f1b checkpoint selective" for m in [*FEW, 8]]
 RECOMPUTING = CHECKPOINTED + SELECTIVE
 TWO_THREADS = ["torch M=1 threads=2"]
 
@@ -74,9 +95,15 @@ TWO_THREADS = ["torch M=1 threads=2"]
 PEERS = [
     Comparison(f"{SPLIT} never", "pipelined peers that recompute nothing", PIPELINED, 1.15),
     Comparison(f"{OURS} never", "pipelined peers that recompute nothing", PIPELINED, 1.15),
+    Comparison(
+        "gpipe K=2 M=4 zb-h1 never", "pipelined peers that recompute nothing", PIPELINED, 1.15
+    ),
     Comparison("gpipe K=2 M=2 1f1b never", "PyTorch on two threads", TWO_THREADS),
     Comparison("gpipe K=2 M=4 1f1b never", "PyTorch on two threads", TWO_THREADS),
     Comparison(f"{SPLIT} selective", "pipelined peers that recompute", RECOMPUTING, 1.15),
+    Comparison(
+        "gpipe K=2 M=4 zb-h1 selective", "pipelined peers that recompute", RECOMPUTING, 1.15
+    ),
     Comparison(f"{OURS} selective", "pipelined peers that recompute", RECOMPUTING, 1.15),
     Comparison(
         f"{OURS} selective", "the peer that recomputes selectively", SELECTIVE, 1.15, is_brief=False
@@ -98,7 +125,7 @@ ALONE = [
     ]
 ]
 
-EFFICIENCY = Efficiency("gpipe K=2 M=8", 0.95)
+EFFICIENCY = Efficiency("gpipe K=2", 0.95)
 
 NOTES = [
     "Micro-batches of few images make small kernels, so more of them cost time. PyTorch on two"

@@ -26,6 +26,7 @@ import amoeba
 import folders
 import gpt
 import memory
+import plots
 import rounds
 import scaling
 import simulated
@@ -45,6 +46,7 @@ EXAMPLES = ["gpt_step", "amoeba_step", "memory", "scaling", "paper_tables"]
 def steps_part(name, options, partial, out):
     """Runs the rounds of a workload, and publishes its part."""
     module = STEPS[name]
+    plots.library()  # to fetch it fails now, not after the rounds
     jobs = {
         job_name: job
         for job_name, job in module.WORKLOAD.jobs.items()
@@ -64,7 +66,7 @@ def run_part(name, options, partial, out):
     if name in STEPS:
         steps_part(name, options, partial, out)
     elif name in MEMORY:
-        memory.run_part(MEMORY[name], out=out, partial=partial)
+        memory.run_part(MEMORY[name], all_variants=options.full, out=out, partial=partial)
     elif name == "scaling":
         all_ = (scaling.WORKLOADS, scaling.ROUNDS)
         scaling.run_part(*(all_ if options.full else SHORT_SCALING), partial, out)

@@ -72,7 +72,7 @@ def said_by(*command):
 def commit():
     """The commit that is measured, and whether the tree has changes beside it."""
     runners = ["benchmarks/*.py", "benchmarks/peers", "benchmarks/drivers"]
-    measured = ["crates", "Cargo.toml", "Cargo.lock", *runners]
+    measured = ["crates", "python", "configs", "Cargo.toml", "Cargo.lock", *runners]
     changed = said_by("git", "status", "--porcelain", "--", *measured)
     found = said_by("git", "rev-parse", "--short", "HEAD")
     return f"{found} with changes" if found and changed else found

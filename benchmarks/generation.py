@@ -46,7 +46,8 @@ PEER = """
 import json, sys, time, torch, transformers
 transformers.logging.set_verbosity_error()
 folder, dtype, threads = sys.argv[1], sys.argv[2], int(sys.argv[3])
-torch.set_num_threads(threads)
+from common import set_up
+set_up(threads)
 model = transformers.AutoModelForCausalLM.from_pretrained(
     folder, dtype=getattr(torch, dtype)).eval()
 prompts = torch.tensor(json.loads(sys.stdin.read()))
@@ -119,7 +120,8 @@ def name(arm):
 
 def measure(options, folder):
     torch = run([sys.executable, "scripts/pytorch.py"]).strip()
-    python = ["env", f"PYTHONPATH={packages.transformers()}:{torch}", sys.executable]
+    path = f"PYTHONPATH={packages.transformers()}:{torch}:{ROOT}/benchmarks/peers"
+    python = ["env", path, sys.executable]
     with tempfile.TemporaryDirectory() as aside:
         model = Path(aside) / "model"
         run([*python, "-c", MAKE, model])
@@ -177,8 +179,7 @@ def summary(parts):
     lines = []
     for folder in parts.values():
         text = "Greedy tokens of a small Qwen 3 with one stage, on as many threads as the peer."
-        most = [arm for arm in ARMS if arm[1] == 2]
-        lines += [*paragraph(text), "", *table(read(folder), most), ""]
+        lines += [*paragraph(text), "", *table(read(folder), ARMS), ""]
     return lines
 
 

@@ -392,6 +392,7 @@ def run_part(
         (partial, partial),
         (size != network.size, f"--size {size}, not {network.size}"),
         (samples != network.samples, f"--samples {samples}, not {network.samples}"),
+        (not all_variants, "without --all-variants: fewer variants"),
     )
     with folders.run(f"memory-{network.name}", report, partial, out) as folder:
         measure(network, size, samples, rounds, all_variants, folder / "raw.jsonl")

@@ -436,8 +436,9 @@ def summary(parts):
     what = (
         "`auto` is what `gpipe plan --schedule auto` chose for two cores. It is beside all other"
         " schedules, threads and replicas. The target is that none takes less than 0.97 of its"
-        " step. PyTorch over `auto`: on two threads, compiled, and its fastest schedule, where the"
-        " run had them. The last column: PyTorch over gpipe, of the schedules that both have."
+        " step. PyTorch over `auto`: on two threads, compiled, and its fastest schedule with"
+        " M = 8, where the run had them. The last column: PyTorch over gpipe, of the schedules"
+        " that both have."
     )
     header = ["workload", "`auto`", "step, ms", "least .. most", "fastest other"]
     header += ["its step over `auto`'s", "interval", "verdict", "PyTorch / `auto`", "same schedule"]

@@ -33,7 +33,8 @@ ERROR_BARS = {"elinewidth": 0.8, "ecolor": "#303030"}
 
 def library():
     """matplotlib's pyplot, which is installed once."""
-    folder, _ = packages.once(f"matplotlib-{MATPLOTLIB}", f"matplotlib=={MATPLOTLIB}")
+    name = f"matplotlib-{MATPLOTLIB}-{packages.PYTHON}"
+    folder, _ = packages.once(name, f"matplotlib=={MATPLOTLIB}")
     sys.path.insert(0, str(folder))
     import matplotlib
 

@@ -333,7 +333,11 @@ def in_rounds(options):
         "rounds": [],
     }
     if options.more:
-        raw = read(options.more)
+        now, raw = raw, read(options.more)
+        for key in ["workload", "machine", "commit"]:
+            if raw.get(key) != now[key]:
+                sys.exit(f"prediction: {options.more} has the {key} {raw.get(key)}, and this is"
+                         f" {now[key]}: measure it whole")
     before = len(raw["rounds"])
     total = before + options.rounds
     partial = folders.reasons((total < ROUNDS, f"{total} rounds, not {ROUNDS}"))

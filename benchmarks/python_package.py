@@ -27,7 +27,7 @@ from gpt import WORKLOAD as GPT
 from rounds import Python, build, driver, drift, gpipe, peer
 
 ENVIRONMENT = ROOT / "python" / "env" / "bin" / "python"
-LAYERS, STEPS = 100, 300
+LAYERS, STEPS, ROUNDS = 100, 300, 2
 
 # The same sequence as the driver layer_calls, through the package.
 PACKAGE_CALLS = f"""
@@ -168,14 +168,15 @@ def report(folder):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
     options = parser.parse_args()
-    if not ENVIRONMENT.exists():
-        sys.exit("python/env is missing: run make python first")
+    # What is there may be a build for tests.
+    subprocess.run([sys.executable, ROOT / "scripts" / "python.py"], check=True)
     os.environ.setdefault("TORCH_PYTHON", str(ENVIRONMENT))
     build("gpt_step", "layer_calls")
     python = Python()
-    with folders.run("python", report, versions=python.versions()) as folder:
+    partial = folders.reasons((options.rounds < ROUNDS, f"{options.rounds} rounds, not {ROUNDS}"))
+    with folders.run("python", report, partial, versions=python.versions()) as folder:
         calls = layer_calls(max(7, options.rounds))
         raw = rounds.measure(GPT, jobs(), folder / "raw.json", python, options.rounds)
         (folder / "raw.json").write_text(json.dumps({**raw, "layer_calls": calls}) + "\n")

@@ -21,6 +21,7 @@ from pathlib import Path
 
 import folders
 import rounds
+from targets import side
 from figures import commit, median, of_table, paragraph, with_interval, with_range
 from machine import here
 
@@ -86,7 +87,7 @@ def gains_table(lines):
         for name in two.rounds:
             gains, told = two.gains(name), two.predicted_gain(name)
             times = with_range(two.of(name, lambda line: line["step_ms"]))
-            verdict = "" if name == BASE else "ahead" if median(gains) >= 1 else "**behind**"
+            verdict = "" if name == BASE else side(gains)
             cells = [*times, *with_interval(gains), f"{told:.3f}", f"{told / median(gains):.3f}"]
             rows.append([m, f"`{name}`", *cells, verdict])
     header = ["M", "schedule", "step, ms", "least .. most", "gain", "interval", "predicted gain"]

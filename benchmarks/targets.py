@@ -126,7 +126,7 @@ def is_simulated(rounds):
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """The measured efficiency over the simulated one, of configurations that begin alike."""
+    """The simulated step over the measured one, of configurations that begin alike."""
 
     prefix: str
     at_least: float

@@ -158,13 +158,14 @@ class Runners(unittest.TestCase):
 
     def test_memory(self):
         self.program("memory", MEMORY)
-        said = self.run_main(memory, "--network", "amoeba")
+        said = self.run_main(memory, "--network", "amoeba", "--all-variants")
         self.assertIn("D = 80", said)
         self.check("memory-amoeba")
 
     def test_memory_of_another_size_is_partial(self):
         self.program("memory", MEMORY)
         self.assertIn("--size 40, not 68", self.run_main(memory, "--size", "40"))
+        self.assertIn("fewer variants", self.run_main(memory))
         self.assertFalse((self.folder / "results").exists())
 
     def test_scaling_and_simulated(self):

@@ -68,7 +68,8 @@ PEER = """
 import json, sys, time, torch, transformers
 transformers.logging.set_verbosity_error()
 folder, kind, steps, rows, length, rank = sys.argv[1], sys.argv[2], *map(int, sys.argv[3:])
-torch.set_num_threads(2)
+from common import set_up
+set_up(2)
 dtype = torch.bfloat16 if kind == "adapters" else torch.float32
 model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=dtype)
 if kind == "adapters":
@@ -163,7 +164,7 @@ def of_peer(python, model, kind, options):
 
 def measure(options, folder):
     torch = run([sys.executable, "scripts/pytorch.py"]).strip()
-    path = f"PYTHONPATH={packages.peft()}:{packages.transformers()}:{torch}"
+    path = f"PYTHONPATH={packages.peft()}:{packages.transformers()}:{torch}:{ROOT}/benchmarks/peers"
     python = ["env", path, sys.executable]
     with tempfile.TemporaryDirectory(dir=options.scratch) as aside:
         aside = Path(aside)
@@ -262,7 +263,9 @@ def main():
         return folders.rewrite(options.report, report)
     options.kinds = [options.only] if options.only else list(KINDS)
     partial = folders.reasons((options.rounds < ROUNDS, f"{options.rounds} rounds, not {ROUNDS}"),
-                              (options.only is not None, f"only {options.only}"))
+                              (options.steps < STEPS, f"{options.steps} steps, not {STEPS}"),
+                              (options.only is not None, f"only {options.only}"),
+                              (options.gpipe, f"gpipe train with {' '.join(options.gpipe)}"))
     with folders.run("tuning", report, partial, options.out) as folder:
         measure(options, folder)
 

@@ -19,6 +19,8 @@ PEFT = "0.21.2"
 PEFT_NEEDS = ("accelerate==1.15.0", "psutil==7.2.2")
 
 PROGRAM = Path(sys.argv[0]).stem
+# Packages have modules that are compiled for one version of Python.
+PYTHON = f"python{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def fail(message):
@@ -71,17 +73,16 @@ def once(name, *packages):
 
 def use(name, version):
     """Lets this process import the package of that name and version."""
-    python = f"{sys.version_info.major}.{sys.version_info.minor}"
-    folder, _ = once(f"{name}-{version}-python{python}", "--no-deps", f"{name}=={version}")
+    folder, _ = once(f"{name}-{version}-{PYTHON}", "--no-deps", f"{name}=={version}")
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
 
 
 def transformers():
     """The folder with transformers."""
-    return once(f"transformers-{TRANSFORMERS}", f"transformers=={TRANSFORMERS}")[0]
+    return once(f"transformers-{TRANSFORMERS}-{PYTHON}", f"transformers=={TRANSFORMERS}")[0]
 
 
 def peft():
     """The folder with PEFT. It has neither torch nor transformers."""
-    return once(f"peft-{PEFT}", "--no-deps", *PEFT_NEEDS, f"peft=={PEFT}")[0]
+    return once(f"peft-{PEFT}-{PYTHON}", "--no-deps", *PEFT_NEEDS, f"peft=={PEFT}")[0]

@@ -92,15 +92,16 @@ def train(options, file):
     workload = WORKLOADS[options.workload]
     layers = workload.layers(file)
     ends = ends_of(options, count, len(layers))
+    layers = [layers[ends[number]:ends[number + 1]] for number in own]  # no other weights are kept
     samples, left = divmod(inputs.shape[0], micro_batches)
     if left:
         raise SystemExit(f"pipelining: {micro_batches} micro-batches do not divide"
                          f" {inputs.shape[0]} samples")
     shapes = boundaries(options, workload.layers(file), file, samples)
     placed, parameters = [], []
-    for number in own:
+    for number, part in zip(own, layers):
         start, end = ends[number], ends[number + 1]
-        network = build(options, layers[start:end], file, number == 0, number == count - 1)
+        network = build(options, part, file, number == 0, number == count - 1)
         parameters += network.parameters()
         placed.append(PipelineStage(network, number, count, torch.device("cpu"),
                                     input_args=shapes[start], output_args=shapes[end]))
