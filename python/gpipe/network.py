@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,9 +24,12 @@ class Network:
         example: a mini-batch's inputs.
         dtype: of the arithmetic.
         can_share: whether a stage may update the module's own tensors: it runs on the CPU.
+        shared: positions of the inputs that have no sample axis.
     """
 
-    def __init__(self, module: nn.Module, example: Any, dtype: torch.dtype, *, can_share: bool):
+    def __init__(self, module: nn.Module, example: Any, dtype: torch.dtype, *, can_share: bool,
+                 shared: Sequence[int] = ()):
+        self.shared = set(shared)
         self.module = module
         self.dtype = dtype
         self.master = torch.float64 if dtype == torch.float64 else torch.float32
@@ -41,7 +44,7 @@ class Network:
         if not self.example:
             raise SettingError(f"example {example!r} holds no tensor: give a mini-batch's inputs")
         self.inputs = [spec_of(own) for own in self.example]
-        self.samples = samples_of(self.example)
+        self.samples = self.samples_of(self.example)
         self.gives, self.outputs = self._infer()
 
     @property
@@ -54,9 +57,14 @@ class Network:
         """Whether stages keep copies of tensors that they share: ties, and those of fewer bits."""
         return self.is_reduced or any(own.is_tied for own in self.tensors)
 
-    def part(self, samples: int, shared: list[int]) -> list[torch.Tensor]:
-        """The example's first samples. Inputs at the positions `shared` stay whole."""
-        return [own if at in shared else own[:samples] for at, own in enumerate(self.example)]
+    def part(self, samples: int) -> list[torch.Tensor]:
+        """The example's first samples. Inputs without a sample axis stay whole."""
+        return [own if at in self.shared else own[:samples] for at, own in enumerate(self.example)]
+
+    def samples_of(self, tensors: list[torch.Tensor]) -> int:
+        """The number of samples of a mini-batch: the first size of its first input with samples."""
+        own = next((own for at, own in enumerate(tensors) if at not in self.shared), tensors[0])
+        return own.size(0) if own.dim() else 0
 
     def flat(self, value: Any) -> list[torch.Tensor]:
         """The tensors of a mini-batch's inputs, which are nested like the example."""
@@ -71,7 +79,7 @@ class Network:
         """Outputs for these inputs, nested as the last layer gives them. Those of the
         micro-batches, of which there are at most `micro_batches`, were put together along the first
         axis."""
-        tensors, samples = list(tensors), samples_of(inputs)
+        tensors, samples = list(tensors), self.samples_of(inputs)
         if min(samples, micro_batches) > 1:
             # The first axis may also depend on the other axes of the inputs.
             is_like = all(list(own.shape[1:]) == shape[1:]
@@ -381,11 +389,6 @@ class Tensors(list[ModuleTensor]):
                     tensor.grad = gradient
                 else:
                     tensor.grad.add_(gradient)
-
-
-def samples_of(tensors: list[torch.Tensor]) -> int:
-    """The number of samples of a mini-batch: the first size of its first tensor."""
-    return tensors[0].size(0) if tensors[0].dim() else 0
 
 
 def _ties(named: list[tuple[str, nn.Module]]) -> dict[int, str]:

@@ -21,7 +21,7 @@ from . import random as _  # noqa: F401  keyed dropout inside layers
 from .errors import CheckpointError, SettingError
 from .exchange import Exchange, one_at_a_time
 from .loss import OnStages
-from .network import Network, samples_of
+from .network import Network
 from .optimizer import Mapped
 from .planning import Plan, Profile
 from .processes import started
@@ -151,7 +151,8 @@ class Pipeline(Exchange):
         placed = checks.devices_of(stages, devices, plan is not None)
         shared = list(shared_inputs)
         dtype = checks.dtype_of(model, dtype)
-        network = Network(model, example, dtype, can_share=set(placed) == {"cpu"})
+        network = Network(model, example, dtype, can_share=set(placed) == {"cpu"},
+                          shared=shared)
         if _plain_outputs:
             network.check_plain()
         self.model, self._network = model, network
@@ -171,7 +172,7 @@ class Pipeline(Exchange):
         in_processes = started() if processes is None else processes
         network.set_mode(model.training)
         if balance is None and len(placed) > 1 and not in_processes:
-            timing.measure(network.layers, network.part(micro_batch, shared), threads)
+            timing.measure(network.layers, network.part(micro_batch), threads)
         settings = {
             "layers": [own.described() for own in network.layers],
             "inputs": network.inputs,
@@ -418,7 +419,7 @@ class Pipeline(Exchange):
         tensors, targets = self._network.flat(x), self._loss.flat(y)
         self._prepare(training=True)
         text = self._engine.profile(tensors, targets, list(micro_batches), list(schedules), steps)
-        return Profile(json.loads(text), samples_of(tensors))
+        return Profile(json.loads(text), self._network.samples_of(tensors))
 
     def close(self) -> None:
         """Ends the stages. The module then has the trained weights, and is as usable as before."""

@@ -720,6 +720,21 @@ def test_regression_an_output_without_samples_is_refused_for_every_number_of_sam
         assert pipe.predict(batch(1)[0])[1].shape == (6,)  # one micro-batch
 
 
+def test_regression_samples_are_those_of_an_input_that_has_some():
+    """A first input without samples was taken for the samples, so outputs were refused."""
+    class Masked(nn.Module):
+        def forward(self, mask, x):
+            return x @ mask
+
+    torch.manual_seed(0)
+    mask, x = torch.randn(5, 5), torch.randn(8, 5)
+    own = nn.Sequential(Masked(), nn.Linear(5, 3))
+    with gpipe.Pipeline(own, (mask, x), stages=2, micro_batches=2, shared_inputs=[0]) as pipe:
+        for samples in (8, 6, 3):
+            inputs = (mask, x[:samples])
+            assert torch.allclose(pipe.predict(inputs), own[1](x[:samples] @ mask))
+
+
 def test_an_output_may_have_several_rows_for_each_sample():
     """Their number may depend on the other axes of the inputs."""
     torch.manual_seed(0)

@@ -69,6 +69,8 @@ pub(crate) fn write_aside_with(
     path: &Path,
     write: impl FnOnce(&File) -> std::io::Result<()>,
 ) -> Result<(), CliError> {
+    // A link stays, and what it leads to is written: as root, /dev/stdout would be replaced.
+    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
     let aside = Aside::new(path, folder_of(path)?).map_err(io(path))?;
     write(aside.file()).and_then(|()| aside.publish()).map_err(io(path))
 }

@@ -100,6 +100,11 @@ impl Metrics {
             simulated_gpus: gpipe::Device::gpus_are_simulated(),
             loss: f64::NAN,
             grad_norm: f64::NAN,
+            // Zeros would be drawn as values.
+            clip_scale: f64::NAN,
+            lr: f64::NAN,
+            tokens_per_s: f64::NAN,
+            bubble: f64::NAN,
             samples,
             tokens_total: totals.tokens,
             samples_total: totals.samples,

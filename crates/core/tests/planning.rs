@@ -385,6 +385,16 @@ fn regression_a_model_of_thousands_of_layers_is_planned_without_all_its_stages()
     let error = search(&request(&model, &small)).unwrap_err().to_string();
     assert!(error.contains("too many layers to try every cut"), "{error}");
     assert!(error.contains("fix the cut"), "{error}");
+    // Two stages are cut at one place, so all of their cuts are tried. Four might need less.
+    let model = regular(&vec![1; 1500]);
+    let of = |stages| {
+        let (schedules, micro_batches) = (vec![Schedule::GPipe], vec![2]);
+        let request = Request { stages, schedules, micro_batches, ..request(&model, &small) };
+        search(&request).unwrap_err().to_string()
+    };
+    let error = of(vec![2, 4]);
+    assert!(error.contains("with K 2") && error.contains("per device is enough"), "{error}");
+    assert!(of(vec![2]).contains("the smallest that works"), "{}", of(vec![2]));
 }
 
 #[test]

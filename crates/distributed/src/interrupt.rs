@@ -78,8 +78,7 @@ impl Interrupt {
         match (done, own) {
             (Err(error), Some(Waiting { stood_still: true, since, .. })) => Err(Error {
                 message: format!(
-                    "no device came on in {:.1?}; raise the timeout (pipeline.timeout_s) if its \
-                    work takes longer",
+                    "no device came on in {:.1?}; raise the timeout if its work takes longer",
                     since.elapsed()
                 ),
                 ..error

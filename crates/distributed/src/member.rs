@@ -241,7 +241,7 @@ impl Replicas for Member {
             GaveUp::NoThread(error) => shared.own(no_thread(&error)),
             GaveUp::Late => shared.own(format!(
                 "other replicas did not connect stage {stage} within {longest:.0?}; raise the \
-                timeout (pipeline.timeout_s) if they take longer to build it"
+                timeout if they take longer to build it"
             )),
         })?;
         let group = group.map_err(lost)?;

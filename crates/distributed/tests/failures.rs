@@ -15,7 +15,7 @@ use common::{
     model::{Features, Run, batch, bits, model},
 };
 use gpipe::{
-    CrossEntropy, LayerError, Loss, LossContext, TensorSpec,
+    CrossEntropy, Group, LayerError, Loss, LossContext, TensorSpec,
     processes::{Links, PeerError, Replicas, Transport},
 };
 use gpipe_bridge::c10d::TcpStore;
@@ -53,6 +53,15 @@ fn fault_another_pipeline_is_refused_by_all_with_the_difference() {
     });
     for error in errors {
         assert_eq!(error, "rank 1: seed is 12, but 11 on rank 0: start all ranks with the same");
+    }
+    // Groups were not compared, so that replicas with other decays drifted apart.
+    let errors = in_processes(2, DEADLINE, |cluster| {
+        let decay = 0.1 * cluster.rank() as f64;
+        let group = Group::matching(["*"]).weight_decay(decay);
+        builder(2).group(group).processes(cluster).build().err().unwrap().to_string()
+    });
+    for error in errors {
+        assert!(error.starts_with("rank 1: parameter groups is "), "{error}");
     }
 }
 

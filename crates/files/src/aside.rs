@@ -34,7 +34,8 @@ impl Aside {
     /// refused: a file would take its place.
     pub fn new(path: &Path, folder: &Path) -> io::Result<Self> {
         if fs::metadata(path).is_ok_and(|own| !own.is_file() && !own.is_dir()) {
-            return Err(ReadError::NotAFile.into());
+            let reason = format!("{}: name a file", ReadError::NotAFile);
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, reason));
         }
         let mut prefix = path.file_name().unwrap_or_default().to_owned();
         if prefix.len() > NAME_MAX {
@@ -106,7 +107,7 @@ mod tests {
         assert_eq!(error.kind(), io::ErrorKind::IsADirectory);
         // As root, a picture that was written to /dev/null took the place of the device.
         let error = Aside::new(Path::new("/dev/null"), Path::new("/dev")).unwrap_err();
-        assert_eq!(error.to_string(), "it is not a regular file");
+        assert_eq!(error.to_string(), "it is not a regular file: name a file");
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 }

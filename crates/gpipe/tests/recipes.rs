@@ -10,8 +10,8 @@ use std::collections::HashMap;
 use common::{Features, LENGTH, Recipe, Run, VOCABULARY, batch, model, own_loss::OwnLoss, uniform};
 use gpipe::{
     Accuracy, Adafactor, Adam, CrossEntropy, Decay, Group, LayerError, LearningRate, Loss,
-    LossContext, MeanSquaredError, Metric, Optimizer, ParameterInfo, Pipeline, PipelineBuilder,
-    RmsForm, RmsProp, Sequence, Sgd, TensorSpec,
+    LossContext, MeanSquaredError, Metric, Muon, Optimizer, ParameterInfo, Pipeline,
+    PipelineBuilder, RmsForm, RmsProp, Sequence, Sgd, TensorSpec,
     layers::{Activation, Linear},
 };
 use tch::{Kind, Tensor};
@@ -236,6 +236,20 @@ fn oracle_averages_follow_their_formula_and_evaluation_can_use_them() {
     pipeline.train_step(&x, &y).unwrap();
 }
 
+/// In bfloat16, layers compute in copies. Those of frozen parameters stayed the raw weights, so an
+/// evaluation mixed both.
+#[test]
+fn regression_averages_of_frozen_parameters_are_in_use() {
+    let (x, y) = data(Kind::Float);
+    let mut pipeline = small(Kind::BFloat16).optimizer(Sgd::new(0.5)).average(0.9).build().unwrap();
+    (0..4).for_each(|_| drop(pipeline.train_step(&x, &y).unwrap()));
+    let before = pipeline.with_averages(|pipeline| pipeline.evaluate(&x, &y)).unwrap();
+    assert_ne!(before, pipeline.evaluate(&x, &y).unwrap());
+    pipeline.freeze(["a.*"]).unwrap();
+    let frozen = pipeline.with_averages(|pipeline| pipeline.evaluate(&x, &y)).unwrap();
+    assert_eq!(frozen, before);
+}
+
 #[test]
 fn regression_averages_of_tied_weights_are_exchanged_once() {
     // Both uses share a storage. Exchanging it once per use would leave it unchanged.
@@ -452,7 +466,7 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
     let optimizer = |optimizer: fn() -> Box<dyn Fn(PipelineBuilder) -> PipelineBuilder>| {
         text(optimizer()(small(Kind::Float)))
     };
-    let cases: [(&str, String); 10] = [
+    let cases: [(&str, String); 11] = [
         (
             "nesterov needs a momentum",
             optimizer(|| Box::new(|b| b.optimizer(Sgd { nesterov: true, ..Sgd::new(0.1) }))),
@@ -472,6 +486,10 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
             optimizer(|| {
                 Box::new(|b| b.optimizer(Adafactor { clip_threshold: 0.0, ..Adafactor::default() }))
             }),
+        ),
+        (
+            "iterations = 101",
+            optimizer(|| Box::new(|b| b.optimizer(Muon { iterations: 101, ..Muon::default() }))),
         ),
         ("no parameter matches 'c.*'", text(small(Kind::Float).group(Group::matching(["c.*"])))),
         (

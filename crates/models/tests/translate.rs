@@ -214,6 +214,10 @@ fn fault_steps_that_do_not_fit_are_refused_and_the_decoding_goes_on() {
     assert_eq!(rows[0], rows[1]);
     assert_ne!(rows[0], rows[2]);
     assert!(decoding.step(Vec::new()).unwrap().is_empty());
+    // The second would have seen the cache of the first.
+    let same = || GroupStep { group: 3, inputs: vec![nothing(3), tokens(3)], rows: None };
+    let error = decoding.step(vec![same(), same()]).unwrap_err().to_string();
+    assert!(error.contains("group 3 is there twice"), "{error}");
 }
 
 /// Any other operation of the pipeline ends a decoding. Its caches are dropped, and the next

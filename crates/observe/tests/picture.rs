@@ -290,6 +290,27 @@ fn property_large_steps_make_small_pictures() {
     }
 }
 
+/// Long waits keep actions apart. Where too many pairs of actions were drawn together, the time
+/// below which waits are merged grew for ever, and the one for actions never did.
+#[test]
+fn regression_many_short_actions_between_long_waits_make_a_picture() {
+    let pairs = |at: u64| {
+        let timed = |name: &str, start: u64, end: u64| {
+            let action = name.parse().unwrap();
+            TimedAction { action, start: Nanos(start), end: Nanos(end) }
+        };
+        let start = 2000 * at;
+        let (forward, backward) = (format!("0F{at}"), format!("0B{at}"));
+        [timed(&forward, start, start + 100), timed(&backward, start + 100, start + 300)]
+    };
+    let devices = (0..17).map(|_| (0..1000).flat_map(pairs).collect()).collect();
+    let timeline = Timeline { makespan: Nanos(2_000_000), devices };
+    let scene = Scene { panels: vec![Panel::new("waits", "", &timeline)], ..Scene::default() };
+    let picture = svg(&scene);
+    elements(&picture);
+    assert!(picture.len() < SIZE_MAX, "{}", picture.len());
+}
+
 #[test]
 fn property_any_timeline_makes_pictures() {
     let names =

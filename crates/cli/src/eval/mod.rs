@@ -60,6 +60,8 @@ fn of(arguments: &EvalArguments, processes: &Processes) -> Result<(), CliError> 
     if let Some(micro_batches) = arguments.micro_batches {
         run.config.pipeline.micro_batches = micro_batches;
     }
+    // Another setting may make other data, and it is the one to name.
+    processes.agree_on(&run.config)?;
     match (&run.config.data, &run.vocabulary) {
         (Data::Parallel(data), _) => translation::run(arguments, &run, data, processes),
         (_, Vocabulary::Tokens(_)) => text::run(arguments, &mut run, processes),

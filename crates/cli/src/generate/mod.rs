@@ -101,8 +101,9 @@ fn go_on(arguments: &GenerateArguments, processes: &Processes) -> Result<(), Cli
         return chat.hold(&mut run.pipeline(processes)?, arguments.system.as_deref());
     }
     let read = || processes.decided(|| prompts::read_all(arguments));
-    // Whoever types can do so once the model is ready.
-    let given = if prompts::are_typed(arguments) { None } else { Some(read()?) };
+    // Whoever types can do so once the model is ready. Rank 0 alone reads, so it decides.
+    let are_typed = processes.decided(|| Ok(prompts::are_typed(arguments)))?;
+    let given = if are_typed { None } else { Some(read()?) };
     let mut pipeline = run.pipeline(processes)?;
     let all = given.map_or_else(read, Ok)?;
     let writer = match (arguments.json, all.len()) {

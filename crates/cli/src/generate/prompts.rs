@@ -21,7 +21,7 @@ pub(super) fn are_typed(arguments: &GenerateArguments) -> bool {
     arguments.prompt.is_empty() && arguments.prompt_file.is_none() && arguments.prompts.is_none()
 }
 
-/// The texts, exactly as given. There is at least one.
+/// The texts as given, but for a byte order mark that begins a file. There is at least one.
 pub(super) fn read_all(arguments: &GenerateArguments) -> Result<Vec<String>, CliError> {
     if !arguments.prompt.is_empty() {
         let bytes: u64 = arguments.prompt.iter().map(|prompt| prompt.len() as u64).sum();

@@ -22,11 +22,14 @@ impl Rejected {
         Self { what, plan: None, step: None, why }
     }
 
+    /// A combination that lost. `misfit` says why it is impossible, if that is known. `is_exact`:
+    /// it was searched exactly.
     pub(super) fn other(
         frame: Frame<'_>,
         own: Option<(u64, Plan)>,
         step: u64,
         misfit: Option<String>,
+        is_exact: bool,
     ) -> Result<Self, PlanError> {
         let stages = frame.devices.len();
         let what = format!("K {stages}, M {}, {}", frame.micro_batches, frame.schedule);
@@ -34,7 +37,7 @@ impl Rejected {
             Some((own, plan)) => (Some(plan), Some(Nanos(own)), Percent::slower(own, step)),
             None => {
                 let why = match misfit {
-                    None if frame.schedule.is_searched_exactly() => shortage::reason(frame)?,
+                    None if is_exact => shortage::reason(frame)?,
                     misfit => misfit,
                 };
                 (None, None, why.unwrap_or("no plan that fits was found".into()))

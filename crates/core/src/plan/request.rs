@@ -48,8 +48,10 @@ pub struct Usual {
 }
 
 /// The most candidate stages, each a device with a range of layers, of an exact search. It keeps
-/// the figures of them all.
-const CANDIDATES_MAX: usize = 1 << 20;
+/// the figures of them all, which take up to two kilobytes each.
+const CANDIDATES_MAX: usize = 1 << 21;
+/// The most layers of an exact search. It adds up those of every candidate.
+const LAYERS_MAX: usize = 1 << 13;
 
 impl Request<'_> {
     /// A budget for interactive use.
@@ -59,8 +61,11 @@ impl Request<'_> {
     /// them.
     pub(super) fn is_exact(&self, stages: usize, schedule: &Schedule) -> bool {
         let layers = self.model.layers.len();
-        let ranges = if self.balance.is_some() { 1 } else { layers.saturating_mul(layers) / 2 };
-        schedule.is_searched_exactly() && ranges.saturating_mul(stages) <= CANDIDATES_MAX
+        // The first stage begins with the first layer, and the last one ends with the last.
+        let between = layers.saturating_mul(layers) / 2;
+        let candidates = between.saturating_mul(stages.saturating_sub(2)) + 2 * layers;
+        let is_small = candidates <= CANDIDATES_MAX && layers <= LAYERS_MAX;
+        schedule.is_searched_exactly() && (is_small || self.balance.is_some())
     }
 }
 

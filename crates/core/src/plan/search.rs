@@ -178,6 +178,15 @@ impl<'r> Search<'r, '_> {
         self.request.is_exact(stages, &self.request.schedules[schedule])
     }
 
+    /// Whether a schedule that can be searched exactly is not, with some K.
+    fn leaves_out(&self) -> bool {
+        let Request { stages, schedules, devices, .. } = self.request;
+        schedules.iter().filter(|own| own.is_searched_exactly()).any(|own| {
+            let mut counts = stages.iter().filter(|&&count| count <= devices.len());
+            counts.any(|&count| !self.request.is_exact(count, own))
+        })
+    }
+
     /// A plan must take less than this to be the new best.
     fn threshold(&self, key: Key) -> u64 {
         match &self.best {
@@ -286,7 +295,14 @@ impl<'r> Search<'r, '_> {
             return Err(PlanError::Setting(why.into()));
         }
         let frames: Vec<Frame<'_>> = keys.iter().map(|&key| self.frame(key)).collect();
-        let (index, plan) = shortage::least(&frames)?;
+        let (index, plan) = shortage::least(&frames).map_err(|error| match error {
+            // Another K was not looked at for its least memory.
+            PlanError::Memory(mut missing) if self.leaves_out() => {
+                missing.exact = false;
+                PlanError::Memory(missing)
+            }
+            other => other,
+        })?;
         let mut space = Space::new(frames[index]);
         let step = space.run(&plan)?.step;
         self.best = Some(Best { step, key: keys[index], plan });
@@ -428,7 +444,8 @@ impl<'r> Search<'r, '_> {
             let own = self.tried_or_now(key)?;
             let misfit = self.misfits.iter().find(|(misfit, _)| *misfit == key);
             let misfit = misfit.map(|(_, error)| error.to_string());
-            rejected.push(Rejected::other(self.frame(key), own, step, misfit)?);
+            let is_exact = self.is_exact(key);
+            rejected.push(Rejected::other(self.frame(key), own, step, misfit, is_exact)?);
         }
         let never = Plan { remat: Remat::Never.into(), ..plan.clone() };
         if self.request.remat.is_none() && never != *plan {

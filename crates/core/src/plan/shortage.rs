@@ -211,7 +211,8 @@ fn lightest(space: &mut Space<'_>, load: Load, below: u64) -> Result<Option<Ligh
     for stage in (0..stages).rev() {
         let rest = stages - 1 - stage;
         let cap = space.frame.devices[stage].memory;
-        for start in stage..layers - rest {
+        let starts = if stage == 0 { 0..1 } else { stage..layers - rest };
+        for start in starts {
             let first = if rest == 0 { layers } else { start + 1 };
             for end in first..=layers - rest {
                 let best = table[stage][start].map_or(below, |(load, ..)| load);

@@ -52,6 +52,18 @@ struct Renderings<'t> {
 impl Renderings<'_> {
     fn of(&self, messages: &[Value], prompts: bool) -> Result<String, TemplateError> {
         let text = self.template.render(messages, self.tools, prompts)?;
+        self.count(&text)?;
+        Ok(text)
+    }
+
+    /// As `of`; `None` if the template refuses these messages, which are a part of what was given.
+    fn of_part(&self, messages: &[Value], prompts: bool) -> Result<Option<String>, TemplateError> {
+        let text = self.template.render(messages, self.tools, prompts).ok();
+        text.as_ref().map_or(Ok(()), |text| self.count(text))?;
+        Ok(text)
+    }
+
+    fn count(&self, text: &str) -> Result<(), TemplateError> {
         let left = self.left.get().checked_sub(text.len()).ok_or_else(|| {
             TemplateError(format!(
                 "to find what is in the loss of so many turns takes more than {RENDERED_BYTES_MAX} \
@@ -59,7 +71,7 @@ impl Renderings<'_> {
             ))
         })?;
         self.left.set(left);
-        Ok(text)
+        Ok(())
     }
 
     /// The turns of the messages `own`, found by placeholders; `None` if these are not where the
@@ -108,8 +120,9 @@ impl Renderings<'_> {
             if earlier.is_empty() {
                 return Ok(None); // many templates need a first message
             }
-            let prompt = self.of(earlier, true)?;
-            let turn = self.of(messages.get(..=message).unwrap_or_default(), false)?;
+            let prompt = self.of_part(earlier, true)?;
+            let turn = self.of_part(messages.get(..=message).unwrap_or_default(), false)?;
+            let (Some(prompt), Some(turn)) = (prompt, turn) else { return Ok(None) };
             if !(turn.starts_with(&prompt) && text.starts_with(&turn)) {
                 return Ok(None);
             }

@@ -4,10 +4,7 @@
 //! add tokens, such as one that begins a text. The text of a special token in a document is that
 //! token.
 
-use std::{
-    ops::Range,
-    panic::{AssertUnwindSafe, catch_unwind},
-};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 use serde_json::Value;
 use tokenizers::PostProcessorWrapper;
@@ -86,33 +83,31 @@ impl General {
     }
 
     pub fn encode(&self, text: &str) -> Result<Vec<u32>> {
-        let (mut tokens, mut parts) = (Vec::new(), parts(text).peekable());
-        while let Some(part) = parts.next() {
+        let mut whole = Whole::default();
+        for part in parts(text) {
             let encoded = guarded(|| self.inner.encode_fast(part, true));
             let encoded = encoded.map_err(|reason| refused("encode a text", reason))?;
-            let is_end = [tokens.is_empty(), parts.peek().is_none()];
-            let own = without_added(encoded.get_special_tokens_mask(), is_end);
-            tokens.extend_from_slice(encoded.get_ids().get(own).unwrap_or_default());
+            whole.add(encoded.get_ids(), encoded.get_special_tokens_mask());
         }
-        Ok(tokens)
+        Ok(whole.tokens())
     }
 
     pub fn encode_with_offsets(&self, text: &str, adds: bool) -> Result<Vec<PlacedToken>> {
-        let (mut all, mut from, mut parts) = (Vec::new(), 0, parts(text).peekable());
-        while let Some(part) = parts.next() {
+        let (mut whole, mut from) = (Whole::default(), 0);
+        for part in parts(text) {
             let encoded = guarded(|| self.inner.encode(part, adds));
             let encoded = encoded.map_err(|reason| refused("encode a text", reason))?;
-            let mask = encoded.get_special_tokens_mask();
-            let own = without_added(mask, [from == 0, parts.peek().is_none()]);
-            let offsets = encoded.get_offsets().iter().zip(mask);
-            let tokens = encoded.get_ids().iter().zip(offsets).take(own.end).skip(own.start);
-            all.extend(tokens.map(|(token, ((start, end), added))| match added {
+            let added = encoded.get_special_tokens_mask();
+            let offsets = encoded.get_offsets().iter().zip(added);
+            let placed = encoded.get_ids().iter().zip(offsets);
+            let placed = placed.map(|(token, ((start, end), added))| match added {
                 0 => (*token, Some(from + start..from + end)),
                 _ => (*token, None),
-            }));
+            });
+            whole.add(&placed.collect::<Vec<PlacedToken>>(), added);
             from += part.len();
         }
-        Ok(all)
+        Ok(whole.tokens())
     }
 
     pub fn decode(&self, tokens: &[u32], leave_out_specials: bool) -> Result<String> {
@@ -121,13 +116,42 @@ impl General {
     }
 }
 
-/// The range of a part's tokens without those that the post-processor added at its beginning and at
-/// its end, unless they are the text's. `added` is 1 for each added token.
-fn without_added(added: &[u32], [is_first, is_last]: [bool; 2]) -> Range<usize> {
-    let before = added.iter().take_while(|own| **own == 1).count();
-    let after = added.iter().skip(before).rev().take_while(|own| **own == 1).count();
-    let from = if is_first { 0 } else { before };
-    from..added.len() - if is_last { 0 } else { after }
+/// The tokens of a text that is encoded in parts. What the post-processor adds to each part is kept
+/// at the two ends of the text alone.
+struct Whole<T> {
+    tokens: Vec<T>,
+    /// What was added at the end of the last part.
+    end: Vec<T>,
+}
+
+impl<T> Default for Whole<T> {
+    fn default() -> Self {
+        Self { tokens: Vec::new(), end: Vec::new() }
+    }
+}
+
+impl<T: Clone> Whole<T> {
+    /// Adds a part. `added` is 1 for each token that the post-processor added.
+    fn add(&mut self, part: &[T], added: &[u32]) {
+        let before = added.iter().take_while(|own| **own == 1).count();
+        let after = added.iter().skip(before).rev().take_while(|own| **own == 1).count();
+        let (begin, rest) = part.split_at(before.min(part.len()));
+        let (own, end) = rest.split_at(rest.len().saturating_sub(after));
+        match (self.tokens.is_empty(), own.is_empty()) {
+            (true, true) => self.end = part.to_vec(), // all, if no part has a token of its own
+            (false, true) => {}
+            (is_first, false) => {
+                self.tokens.extend_from_slice(if is_first { begin } else { &[] });
+                self.tokens.extend_from_slice(own);
+                self.end = end.to_vec();
+            }
+        }
+    }
+
+    fn tokens(mut self) -> Vec<T> {
+        self.tokens.append(&mut self.end);
+        self.tokens
+    }
 }
 
 /// The post-processor without `trim_offsets`, by which a token's bytes would lack its spaces, and a
@@ -246,6 +270,13 @@ mod tests {
         let ends = |tokens: &[u32]| [&[0], tokens, &[1]].concat();
         assert!(tokenizer.encode(&text).unwrap() == ends(&whole));
         assert_eq!(tokenizer.encode("one").unwrap(), ends(&[2]));
+        assert_eq!(tokenizer.encode("").unwrap(), ends(&[]));
+        // Parts without a token of their own: at the beginning, at the end, and all of them.
+        let blank = " ".repeat(PART_BYTES);
+        for (text, own) in [(format!("{blank}one"), &[2][..]), (format!("one{blank}"), &[2])] {
+            assert_eq!(tokenizer.encode(&text).unwrap(), ends(own));
+        }
+        assert_eq!(tokenizer.encode(&blank.repeat(2)).unwrap(), ends(&[]));
         let placed = |adds| tokenizer.encode_with_offsets(&text, adds).unwrap();
         let tokens = |placed: &[PlacedToken]| placed.iter().map(|own| own.0).collect::<Vec<_>>();
         assert!(tokens(&placed(true)) == ends(&whole));

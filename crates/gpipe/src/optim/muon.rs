@@ -25,7 +25,7 @@ pub struct Muon {
     pub momentum: f64,
     /// Decoupled weight decay.
     pub weight_decay: f64,
-    /// Steps of the Newton-Schulz iteration.
+    /// Steps of the Newton-Schulz iteration, at most 100.
     pub iterations: usize,
     /// Patterns of full names: matrices that AdamW updates, such as embeddings and heads.
     pub others: Vec<String>,
@@ -47,6 +47,9 @@ impl Default for Muon {
         }
     }
 }
+
+/// The iteration converges in fewer steps, and none may keep a stage without end.
+const ITERATIONS_MAX: usize = 100;
 
 impl Muon {
     fn is_own(&self, name: &str, shape: &[i64]) -> bool {
@@ -82,6 +85,10 @@ impl Optimizer for Muon {
         if !(0.0..1.0).contains(&self.momentum) {
             let momentum = self.momentum;
             return Err(format!("momentum = {momentum}: use at least 0 and less than 1"));
+        }
+        if self.iterations > ITERATIONS_MAX {
+            let iterations = self.iterations;
+            return Err(format!("iterations = {iterations}: use at most {ITERATIONS_MAX}"));
         }
         if self.lr == 0.0 && self.adam.lr != 0.0 {
             return Err("lr = 0: AdamW's rate follows it, so use a number above 0".into());

@@ -82,6 +82,12 @@ impl Decoding<'_> {
         let mut batch = MiniBatch { begins, ..MiniBatch::default() };
         let mut first = 0;
         for step in steps {
+            if batch.groups.iter().any(|other| other.id == step.group) {
+                return Err(Error::Input(format!(
+                    "group {} is there twice: a step has each group once",
+                    step.group
+                )));
+            }
             let past = self.check(&step)?;
             let samples = sizes(&step.inputs, &self.pipeline.model.sequence.inputs).0;
             let rows = step.rows.map(|rows| Tensor::f_from_slice(&rows)).transpose()?;

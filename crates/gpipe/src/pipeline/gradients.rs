@@ -72,7 +72,11 @@ impl Pipeline {
         if self.training.loss_scale.dynamic_scale().is_none() {
             return Ok(());
         }
-        if self.gradient_squares(|_| true)?.iter().all(|(_, square)| square.is_finite()) {
+        let squares = match self.gradient_squares(|_| true) {
+            Ok(squares) => squares,
+            Err(error) => return self.lose_update(error),
+        };
+        if squares.iter().all(|(_, square)| square.is_finite()) {
             self.training.loss_scale.step_was_good();
             return Ok(());
         }

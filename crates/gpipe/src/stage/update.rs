@@ -337,7 +337,10 @@ impl Parameters {
         let t = self.updater.averaged as f64;
         let new_share = 1.0 - decay.min((1.0 + t) / (10.0 + t));
         for (&(layer, slot), average) in &mut self.updater.averages {
-            let _ = average.f_lerp_(&self.masters[layer][slot], new_share)?;
+            // The average of a frozen parameter stays, as its optimizer state does.
+            if self.working[layer][slot].requires_grad() {
+                let _ = average.f_lerp_(&self.masters[layer][slot], new_share)?;
+            }
         }
         Ok(())
     }
@@ -351,7 +354,7 @@ impl Parameters {
             master.f_copy_(average)?;
             average.f_copy_(&value)?;
         }
-        (0..self.masters.len()).try_for_each(|layer| self.refresh(layer))
+        self.refresh_all()
     }
 
     /// CPU copies of the averages, with names. A parameter without an average returns its value.

@@ -26,7 +26,8 @@ const TOGETHER_BYTES: usize = 80;
 const POINTS_MAX: usize = 12_000;
 
 /// Draws the scene as an HTML page that can be zoomed and shows details on hover. The page is one
-/// self-contained file of less than 3 MB. The same scene always gives the same text.
+/// self-contained file of less than 3 MB for up to 500 devices. The same scene always gives the
+/// same text.
 pub fn html(scene: &Scene<'_>) -> String {
     let all: Vec<Vec<Vec<Span>>> = scene.panels.iter().map(|panel| spans(panel.timeline)).collect();
     let (note, drawn) = fitting(all, scene.time());
