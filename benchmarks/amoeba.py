@@ -42,6 +42,7 @@ def jobs():
         all_[f"gpipe K=2 M=8 gpipe {remat}"] = ours(remat=remat, schedule="gpipe")
     for m in [1, 2, 4]:
         all_[f"gpipe K=2 M={m} 1f1b never"] = ours(micro_batches=m, remat="never")
+    all_["gpipe K=2 M=4 1f1b always"] = ours(micro_batches=4, remat="always")
     for remat in ["never", "selective"]:
         split = ours(micro_batches=4, remat=remat, schedule="zb-h1")
         all_[f"gpipe K=2 M=4 zb-h1 {remat}"] = split
@@ -78,11 +79,17 @@ def few_micro_batches():
         all_[f"pipelining K=2 M={m} 1f1b checkpoint"] = own
         own = peer("pipelining", checkpoint="selective", **settings)
         all_[f"pipelining K=2 M={m} 1f1b checkpoint selective"] = own
+    for end, checkpoint, kept in [("", False, "never"), (" checkpoint", True, "except_last")]:
+        settings = {"micro_batches": 4, "channels_last": True}
+        own = peer("pipelining", schedule="gpipe", checkpoint=checkpoint, **settings)
+        all_[f"pipelining K=2 M=4 gpipe{end}"] = own
+        all_[f"torchgpipe K=2 M=4{end}"] = peer("torchgpipe_peer", checkpoint=kept, **settings)
     return all_
 
 
 FEW = [2, 4]
-WHOLE = ["pipelining K=2 M=8 gpipe", "torchgpipe K=2 M=8"]
+WHOLE = [f"{name} M={m}" for m in [4, 8] for name in ["pipelining K=2", "torchgpipe K=2"]]
+WHOLE = [name if name.startswith("t") else f"{name} gpipe" for name in WHOLE]
 WHOLE += [f"pipelining K=2 M={m} 1f1b" for m in [*FEW, 8]]
 SPLIT_PEERS = [f"pipelining K=2 M={m} {name}" for m in [4, 8] for name in ["interleaved-zb", "zbv"]]
 PIPELINED = [*WHOLE, *SPLIT_PEERS]
@@ -107,6 +114,9 @@ PEERS = [
     Comparison(f"{OURS} selective", "pipelined peers that recompute", RECOMPUTING, 1.15),
     Comparison(
         f"{OURS} selective", "the peer that recomputes selectively", SELECTIVE, 1.15, is_brief=False
+    ),
+    Comparison(
+        "gpipe K=2 M=4 1f1b always", "pipelined peers that recompute everything", CHECKPOINTED, 1.15
     ),
     Comparison(f"{OURS} always", "pipelined peers that recompute everything", CHECKPOINTED, 1.15),
 ]

@@ -228,14 +228,19 @@ class Row:
         return [network, words, peer, *numbers, side(one.speeds)]
 
 
-SELECTIVELY = "ZB-H1, recomputing selectively"
 README_ROWS = [
     Row(gpt, "zb-h1 never", "every peer that recomputes nothing", "ZB-H1"),
-    Row(gpt, "zb-h1 selective", "every peer that recomputes", SELECTIVELY),
+    Row(gpt, "zb-h1 selective", "every peer that recomputes", "ZB-H1, recomputing selectively"),
     Row(gpt, "1f1b always", "peers that recompute everything", "1F1B, recomputing everything"),
     Row(amoeba, "1f1b never", "PyTorch on two threads", "1F1B, best M ({m})"),
     Row(amoeba, "zb-h1 never", "pipelined peers that recompute nothing", "ZB-H1 (M={m})", True),
-    Row(amoeba, "zb-h1 selective", "pipelined peers that recompute", SELECTIVELY, True),
+    Row(
+        amoeba,
+        "zb-h1 selective",
+        "pipelined peers that recompute",
+        "ZB-H1 (M={m}), recomputing selectively",
+        True,
+    ),
 ]
 NETWORKS = {"gpt": "transformer", "amoeba": "AmoebaNet"}
 PEERS = {
