@@ -78,6 +78,8 @@ class Layer:
         self.absent: frozenset[str] = frozenset()
         self.takes: Structure | None = None
         self.gives: Structure | None = None
+        # Positions of the model's inputs that have no sample axis, if this is its first layer.
+        self.shared: set[int] = set()
         self.dtype = dtype
         self.cost: float | None = None  # measured nanoseconds
         self.parameters: list[dict] = []
@@ -227,17 +229,19 @@ class Layer:
         that calls `self.relu(x)` and goes on with `x`: activations run out of place here. One
         sample shows it."""
         modes = [(own, own.training) for own in self.module.modules()]
-        samples = next((own.size(0) for own in inputs if own is not None and own.dim()), 0)
+        samples = next((own.size(0) for at, own in enumerate(inputs)
+                        if own is not None and own.dim() and at not in self.shared), 0)
 
-        def one_sample(own: torch.Tensor | None) -> torch.Tensor | None:
+        def one_sample(at: int, own: torch.Tensor | None) -> torch.Tensor | None:
             if own is None:
                 return None
-            return (own[:1] if own.dim() and own.size(0) == samples else own).clone()
+            has_samples = own.dim() and own.size(0) == samples and at not in self.shared
+            return (own[:1] if has_samples else own).clone()
 
         def outputs(inplace: bool) -> list[torch.Tensor]:
             for own in self.inplace:
                 own.inplace = inplace
-            given = [one_sample(own) for own in inputs]
+            given = [one_sample(at, own) for at, own in enumerate(inputs)]
             value = given[0] if self.takes.is_tensor else self.takes.fill(given)
             return Structure.of(self.module(value))[1]
 
@@ -403,16 +407,19 @@ class Layer:
 
     def _infer_small(self, inputs, popped):
         """Runs the module with one sample and with two, on zeros, and extends the sizes."""
-        samples = inputs[0][0][0] if inputs and inputs[0][0] else 0
+        samples = next((shape[0] for at, (shape, _) in enumerate(inputs)
+                        if shape and at not in self.shared), 0)
         device, found = self.device(), []
         for count in (1, 2):
-            def made(specs):
-                return [torch.zeros([count, *shape[1:]] if shape and shape[0] == samples else shape,
-                                    dtype=getattr(torch, dtype), device=device)
-                        for shape, dtype in specs]
+            def made(specs, whole=frozenset()):
+                return [torch.zeros(
+                            [count, *shape[1:]] if shape and shape[0] == samples
+                            and at not in whole else shape,
+                            dtype=getattr(torch, dtype), device=device)
+                        for at, (shape, dtype) in enumerate(specs)]
 
             with torch.no_grad(), torch.random.fork_rng(devices=[]), kept_buffers(self.module):
-                found.append(self._run(made(inputs), made(popped)))
+                found.append(self._run(made(inputs, self.shared), made(popped)))
 
         def extended(one: Spec, two: Spec) -> Spec:
             shape = [a if a == b else (b - a) * (samples - 1) + a for a, b in zip(one[0], two[0])]

@@ -34,6 +34,7 @@ class Network:
         self.dtype = dtype
         self.master = torch.float64 if dtype == torch.float64 else torch.float32
         self.layers = self._make_layers()
+        self.layers[0].shared = self.shared
         for layer in self.layers:
             for own in layer.parameters:
                 self._share_or_copy(layer.name, own, can_share)

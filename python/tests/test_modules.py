@@ -723,8 +723,13 @@ def test_regression_an_output_without_samples_is_refused_for_every_number_of_sam
 def test_regression_samples_are_those_of_an_input_that_has_some():
     """A first input without samples was taken for the samples, so outputs were refused."""
     class Masked(nn.Module):
-        def forward(self, mask, x):
-            return x @ mask
+        def __init__(self):
+            super().__init__()
+            self.relu = nn.ReLU(inplace=True)
+
+        def forward(self, inputs):
+            mask, x = inputs
+            return self.relu(x @ mask)
 
     torch.manual_seed(0)
     mask, x = torch.randn(5, 5), torch.randn(8, 5)
@@ -732,7 +737,7 @@ def test_regression_samples_are_those_of_an_input_that_has_some():
     with gpipe.Pipeline(own, (mask, x), stages=2, micro_batches=2, shared_inputs=[0]) as pipe:
         for samples in (8, 6, 3):
             inputs = (mask, x[:samples])
-            assert torch.allclose(pipe.predict(inputs), own[1](x[:samples] @ mask))
+            assert torch.allclose(pipe.predict(inputs), own[1]((x[:samples] @ mask).relu()))
 
 
 def test_an_output_may_have_several_rows_for_each_sample():

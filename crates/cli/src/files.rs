@@ -55,7 +55,7 @@ pub(crate) fn without_mark(text: String) -> String {
 
 /// Checks that a file can be written later, and leaves the existing one unchanged.
 pub(crate) fn check_writable(path: &Path) -> Result<(), CliError> {
-    Aside::new(path, folder_of(path)?).map(drop).map_err(io(path))
+    aside(path).map(drop)
 }
 
 /// Writes a file whole or not at all, and creates its folder if needed. The file is on disk when
@@ -69,10 +69,15 @@ pub(crate) fn write_aside_with(
     path: &Path,
     write: impl FnOnce(&File) -> std::io::Result<()>,
 ) -> Result<(), CliError> {
-    // A link stays, and what it leads to is written: as root, /dev/stdout would be replaced.
-    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
-    let aside = Aside::new(path, folder_of(path)?).map_err(io(path))?;
+    let aside = aside(path)?;
     write(aside.file()).and_then(|()| aside.publish()).map_err(io(path))
+}
+
+/// A file that takes the place of `path`, whose folder is created if needed. A link stays, and what
+/// it leads to is replaced: as root, `/dev/stdout` itself would be.
+fn aside(path: &Path) -> Result<Aside, CliError> {
+    let path = &std::fs::canonicalize(path).unwrap_or_else(|_| path.to_owned());
+    Aside::new(path, folder_of(path)?).map_err(io(path))
 }
 
 /// The folder of a file, which is created if needed.

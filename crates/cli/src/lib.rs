@@ -81,6 +81,11 @@ fn timeout_key(exceeded: bool) -> &'static str {
     if exceeded { " (pipeline.timeout_s)" } else { "" }
 }
 
+/// As `timeout_key`, of an error that has no kind but its text.
+fn key_named_in(error: &gpipe::processes::PeerError) -> &'static str {
+    timeout_key(error.reason.contains("raise the timeout"))
+}
+
 /// An error that ends a command. Its message is for the user.
 #[derive(Debug, thiserror::Error)]
 enum CliError {
@@ -117,7 +122,7 @@ enum CliError {
     #[error("{}{}", .0, timeout_key(matches!(.0, gpipe_distributed::JoinError::Missing(_))))]
     Join(#[from] gpipe_distributed::JoinError),
     /// An error of another process, or of the connection to it.
-    #[error(transparent)]
+    #[error("{}{}", .0, key_named_in(.0))]
     Peer(#[from] gpipe::processes::PeerError),
     /// An error of the launcher or of the processes that it started.
     #[error(transparent)]

@@ -20,6 +20,19 @@ pub struct Group {
     pub(crate) frozen: bool,
 }
 
+impl Group {
+    /// What must be equal in all processes: the settings, then the patterns, whose order is of no
+    /// effect.
+    pub(crate) fn fact(&self) -> String {
+        let ParameterSettings { lr_scale, weight_decay } = self.settings;
+        let mut patterns: Vec<&str> = self.patterns.iter().map(String::as_str).collect();
+        patterns.sort_unstable();
+        let decay = weight_decay.map_or_else(|| "the optimizer's".into(), |own| own.to_string());
+        let frozen = if self.frozen { ", frozen" } else { "" };
+        format!("rate x {lr_scale}, weight decay {decay}{frozen}: {}", patterns.join(", "))
+    }
+}
+
 /// The settings that a group changes for a parameter.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub(crate) struct ParameterSettings {

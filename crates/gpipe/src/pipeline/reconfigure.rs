@@ -7,7 +7,7 @@
 //!
 //! | change | optimizer state and averages | bytes of a plan |
 //! |---|---|---|
-//! | freeze | stay as they are, saved with each state | less: no gradients of the frozen; the rest stays |
+//! | freeze | saved with each state; optimizer state stays, averages go on towards the values | less: no gradients of the frozen; the rest stays |
 //! | unfreeze | go on; start with the next update where there are none | more: gradients, then state |
 //! | regroup | stay | equal, unless groups freeze or unfreeze |
 //! | optimizer | stay where names, shapes and dtypes fit, else start anew | as its state says |
@@ -27,8 +27,9 @@ impl Pipeline {
     /// they get no gradient and no update any more. Buffers, such as running statistics, are not
     /// affected.
     ///
-    /// Optimizer state and averages of frozen parameters stay as they are, and are saved. (A
-    /// [`Pipeline::restore`] into a pipeline in which they are frozen ignores them.)
+    /// Optimizer state of frozen parameters stays as it is, and averages go on towards their
+    /// values. Both are saved. (A [`Pipeline::restore`] into a pipeline in which they are frozen
+    /// ignores them.)
     ///
     /// Layers before the first trained parameter no longer run backwards.
     ///

@@ -26,7 +26,7 @@ pub(crate) struct Parameters {
     pub(super) masters: Vec<Vec<Tensor>>,
     /// The values that layers see, by layer: the masters themselves, or copies in the compute
     /// dtype.
-    pub(super) working: Vec<Vec<Tensor>>,
+    working: Vec<Vec<Tensor>>,
     /// Gradients of the last step by full name, if gradients are kept.
     pub(super) last_grads: Vec<(String, Tensor)>,
     /// Optimizer state and averages.

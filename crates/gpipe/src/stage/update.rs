@@ -337,10 +337,7 @@ impl Parameters {
         let t = self.updater.averaged as f64;
         let new_share = 1.0 - decay.min((1.0 + t) / (10.0 + t));
         for (&(layer, slot), average) in &mut self.updater.averages {
-            // The average of a frozen parameter stays, as its optimizer state does.
-            if self.working[layer][slot].requires_grad() {
-                let _ = average.f_lerp_(&self.masters[layer][slot], new_share)?;
-            }
+            let _ = average.f_lerp_(&self.masters[layer][slot], new_share)?;
         }
         Ok(())
     }

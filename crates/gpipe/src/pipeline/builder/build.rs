@@ -24,7 +24,7 @@ use crate::{
     device::Device,
     error::{Error, Result},
     loss::Losses,
-    optim::{ParameterSettings, name_matches, settings},
+    optim::{Group, ParameterSettings, name_matches, settings},
     pipeline::{
         Pipeline,
         accumulated::UpdateInParts,
@@ -271,7 +271,10 @@ impl PipelineBuilder {
             ("largest gradient norm", format!("{:?}", self.max_norm)),
             ("optimizer", format!("{:?}", self.optimizer)),
             ("learning rate", format!("{:?}", self.rate)),
-            ("parameter groups", format!("{:?}", self.groups)),
+            (
+                "parameter groups",
+                self.groups.iter().map(Group::fact).collect::<Vec<_>>().join("; "),
+            ),
             ("averages", format!("{:?}", self.average)),
             ("inputs", format!("{:?}", self.inputs)),
             ("gradients of the inputs", self.input_gradients.to_string()),
