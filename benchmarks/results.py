@@ -108,9 +108,8 @@ machine, and processors and the neighbours of virtual machines differ.
 
 - `gpt` is {gpt}.
 - `amoeba` is {amoeba}.
-- K is the number of stages, M the number of micro-batches. After them come the schedule (`gpipe`,
-  `1f1b`, `zb-h1`) and what is recomputed (`never`, `always`, `selective`, `unless-adjacent`).
-  `aten` means PyTorch's kernels.
+- K stages, M micro-batches, the schedule (`gpipe`, `1f1b`, `zb-h1`), what is recomputed (`never`,
+  `always`, `selective`, `unless-adjacent`). `aten` means PyTorch's kernels.
 - Peers: `torch` is plain PyTorch, `pipelining` is torch.distributed.pipelining, `torchgpipe` is
   torchgpipe. `checkpoint` means that they recompute.
 - Speed-up is the peer's step over gpipe's: above 1 gpipe is faster. Ratios are paired within a
@@ -278,11 +277,24 @@ def elsewhere(found):
         for machine, parts in found.items()
         if machine.name != README_MACHINE and name in parts
     ]
-    said = "On an {}, the first row is {:.2f}."
+    said = "On an {}, it is {:.2f}."
     return [
         said.format(folders.environment(folder).machine.title(), row.best(folder).speed)
         for folder in others
     ]
+
+
+def with_their_products(folder):
+    """The speed-up of the README's first row with PyTorch's own matrix products, in a sentence."""
+    row = README_ROWS[0]
+    results = steps.read(folder)["results"]
+    every = [
+        one.look(results, row.module.WORKLOAD.step_ms)
+        for one in row.module.PEERS
+        if one.ours.endswith(f"{row.ours} aten") and one.against == row.against
+    ]
+    said = "With PyTorch's matrix products, the first row is {:.2f}."
+    return [said.format(one.speed) for one in every if one]
 
 
 def readme_table(found):
@@ -293,7 +305,7 @@ def readme_table(found):
     rounds = len(steps.read(parts["gpt"])["canary_ms"])
     spread = ["lowest", "highest"] if rounds < 6 else ["from", "to"]
     header = ["network", "gpipe", "peer", "speed-up", *spread, ""]
-    among = "the lowest and the highest speed-up" if rounds < 6 else "*from* and *to*"
+    among = "lowest and highest" if rounds < 6 else "*from* and *to*"
     has_even = any(row[-1] == "even" for row in rows)
     sentences = [
         f"A training step in float32 on an {told.machine.title()}: {gpt.WORKLOAD.brief}, and"
@@ -303,11 +315,10 @@ def readme_table(found):
         f"*Speed-up* is the peer's time divided by gpipe's, the median of {rounds} rounds.",
         "The transformer's peer is the fastest of plain PyTorch, torch.distributed.pipelining and"
         " torchgpipe.",
-        "Peers recompute if gpipe does.",
     ]
     if has_even:
-        sentences.append(f"*Even*: 1 lies between {among}.")
-    sentences += elsewhere(found)
+        sentences.append(f"*Even*: 1 is between {among}.")
+    sentences += with_their_products(parts["gpt"]) + elsewhere(found)
     return [BEGIN, "", *paragraph(" ".join(sentences)), "", *of_table(header, rows), "", END]
 
 
