@@ -76,16 +76,19 @@ def test_modules_that_cannot_be_exact_are_refused_and_why():
         Stash("x"), nn.Linear(6, 6), nn.Linear(6, 2)), error=gpipe.Error)
 
 
+class Counts(nn.Module):
+    """A forward that changes its own buffer, which is refused."""
+
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("count", torch.zeros(1))
+
+    def forward(self, x):
+        self.count += 1
+        return x * 2
+
+
 def test_a_forward_that_changes_state_is_an_error():
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1))
-
-        def forward(self, x):
-            self.count += 1
-            return x * 2
-
     own = nn.Sequential(nn.Linear(6, 6), Counts(), nn.Linear(6, 3))
     with pipeline(own) as pipe:
         before = values(own)
@@ -686,15 +689,6 @@ def test_regression_dropout_in_place_drops_where_nothing_is_trained():
 
 def test_regression_a_buffer_that_a_refused_forward_has_changed_is_restored():
     """The module kept the change of a step that had failed."""
-    class Counts(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.register_buffer("count", torch.zeros(1))
-
-        def forward(self, x):
-            self.count += 1
-            return x * 2
-
     own = nn.Sequential(nn.Linear(6, 6), Counts(), nn.Linear(6, 3))
     before = values(own)
     with pipeline(own) as pipe:
