@@ -181,7 +181,8 @@ def section(parts):
             others.append(f"- {link(name, folder, PARTS[name].title)}")
     for title, own in titles.items():
         runs = "; ".join(link(name, folder) for name, folder in own.items())
-        lines += [f"### {title}", "", f"{runs}.", *PARTS[next(iter(own))].summary(own)]
+        first, *rest = PARTS[next(iter(own))].summary(own)
+        lines += [f"### {title}", "", f"{runs}. {first}", *rest]
     if others:
         lines += [*(["### Other reports", ""] if titles else []), *others, ""]
     return lines
@@ -277,7 +278,7 @@ def elsewhere(found):
         for machine, parts in found.items()
         if machine.name != README_MACHINE and name in parts
     ]
-    said = "On an {}, it is {:.2f}."
+    said = "With gpipe's kernels on an {}, it is {:.2f}."
     return [
         said.format(folders.environment(folder).machine.title(), row.best(folder).speed)
         for folder in others
@@ -285,7 +286,7 @@ def elsewhere(found):
 
 
 def with_their_products(folder):
-    """The speed-up of the README's first row with PyTorch's own matrix products, in a sentence."""
+    """The speed-up of the README's first row with PyTorch's own kernels, in a sentence."""
     row = README_ROWS[0]
     results = steps.read(folder)["results"]
     every = [
@@ -293,7 +294,7 @@ def with_their_products(folder):
         for one in row.module.PEERS
         if one.ours.endswith(f"{row.ours} aten") and one.against == row.against
     ]
-    said = "With PyTorch's matrix products, the first row is {:.2f}."
+    said = "With PyTorch's kernels, the first row is {:.2f}."
     return [said.format(one.speed) for one in every if one]
 
 
