@@ -3,7 +3,7 @@
 //! GPipe's partitioner "minimizes the variance in the estimated costs of all cells" (Huang et al.
 //! 2019, section 2.1). A pipeline runs at the pace of its slowest cell. This module therefore
 //! minimizes the largest cost first, and the variance among cuts with an equal largest cost. Both
-//! minima are exact, found by dynamic programming in O(K L^2).
+//! minima are exact: the first is found by bisection, the second by dynamic programming.
 
 /// A balance that does not fit the model or the pipeline.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -137,17 +137,8 @@ pub fn by_weighted_cost(costs: &[u64], weights: &[u64]) -> Result<Vec<usize>, Pa
     //     the mean is fixed, so this is the least variance. A single DP over the pair would not be
     //     exact: a prefix with a larger cell and less variance can still win if a later cell is
     //     larger anyway.
-    let largest = least(&sums, stages, u128::max, |stage, cell| Some(weigh(stage, cell))).cost;
-    let squares = least(
-        &sums,
-        stages,
-        |a, b| a.saturating_add(b),
-        |stage, cell| {
-            let cost = weigh(stage, cell);
-            (cost <= largest).then(|| cost.saturating_mul(cost))
-        },
-    );
-    Ok(squares.balance)
+    let largest = least_largest(&sums, weigh, stages);
+    Ok(least_squares(&sums, weigh, stages, largest))
 }
 
 fn prefix_sums(costs: &[u64]) -> Vec<u64> {
@@ -158,49 +149,85 @@ fn prefix_sums(costs: &[u64]) -> Vec<u64> {
     sums
 }
 
-struct Least {
-    cost: u128,
-    balance: Vec<usize>,
+/// The least possible cost of the largest cell, by bisection.
+fn least_largest(sums: &[u64], weigh: impl Fn(usize, u64) -> u128, stages: usize) -> u128 {
+    let layers = sums.len() - 1;
+    // Whether cells of at most `limit` are enough.
+    let fits = |limit: u128| {
+        // By layer, whether the stages so far can end before it. Of all places where the stages
+        // before end, the last one makes the cheapest cell.
+        let mut ends = vec![false; layers + 1];
+        ends[0] = true;
+        for stage in 0..stages {
+            let mut last = None;
+            for (end, reached) in ends.iter_mut().enumerate() {
+                let fits = |from: usize| weigh(stage, sums[end] - sums[from]) <= limit;
+                if std::mem::replace(reached, last.is_some_and(fits)) {
+                    last = Some(end);
+                }
+            }
+        }
+        ends[layers]
+    };
+    let all = sums[layers];
+    let (mut below, mut enough) =
+        (0, (0..stages).map(|stage| weigh(stage, all)).max().unwrap_or_default());
+    while below < enough {
+        let middle = below + (enough - below) / 2;
+        match fits(middle) {
+            true => enough = middle,
+            false => below = middle + 1,
+        }
+    }
+    enough
 }
 
-/// Minimizes the `join` of all cells' `cost` over all contiguous partitions; a cost of `None`
-/// forbids a cell. `best[k][i]` is the least cost of cutting layers i.. into k + 1 cells, and the
-/// end of the first of those cells.
-fn least(
+/// The balance with the least sum of squares whose cells cost at most `largest`.
+///
+/// Going back through the stages, `best[i]` is the least sum for layers i.. on the stages seen so
+/// far. Cells are no longer than `largest` allows: for layers of like cost, all stages together try
+/// O(L^2) of them. A layer that outweighs the rest allows long cells, up to O(K L^2) in all.
+fn least_squares(
     sums: &[u64],
+    weigh: impl Fn(usize, u64) -> u128,
     stages: usize,
-    join: impl Fn(u128, u128) -> u128,
-    cost: impl Fn(usize, u64) -> Option<u128>,
-) -> Least {
+    largest: u128,
+) -> Vec<usize> {
     let layers = sums.len() - 1;
-    let cell = |stage: usize, from: usize, to: usize| cost(stage, sums[to] - sums[from]);
-    let last: Vec<_> =
-        (0..layers).map(|i| cell(stages - 1, i, layers).map(|c| (c, layers))).collect();
-    let mut best = vec![last];
-    for k in 1..stages {
-        let (rest, stage) = (&best[k - 1], stages - 1 - k);
-        let row = (0..layers)
-            .map(|i| {
-                // Try the longest first cell first; only a strictly better one replaces it.
-                (i + 1..layers).rev().fold(None, |found: Option<(u128, usize)>, end| {
-                    let total =
-                        rest[end].and_then(|(rest, _)| Some(join(cell(stage, i, end)?, rest)));
-                    match (found, total) {
-                        (Some((least, _)), Some(total)) if total >= least => found,
-                        (_, Some(total)) => Some((total, end)),
-                        (_, None) => found,
-                    }
-                })
-            })
-            .collect();
-        best.push(row);
+    let square = |stage: usize, from: usize, to: usize| {
+        let cost = weigh(stage, sums[to] - sums[from]);
+        (cost <= largest).then(|| cost.saturating_mul(cost))
+    };
+    let mut best: Vec<Option<u128>> =
+        (0..layers).map(|from| square(stages - 1, from, layers)).collect();
+    // By stage but the last, and by first layer: the end of the stage's cell.
+    let mut ends: Vec<Vec<u32>> = Vec::new();
+    for stage in (0..stages - 1).rev() {
+        let mut row = vec![(None, layers); layers];
+        for (from, found) in row.iter_mut().enumerate() {
+            if from < stage {
+                continue; // each stage before has a layer
+            }
+            for (end, rest) in best.iter().enumerate().skip(from + 1) {
+                let Some(cell) = square(stage, from, end) else { break };
+                let Some(rest) = *rest else { continue };
+                let total = cell.saturating_add(rest);
+                // Of equal ones the longest first cell.
+                if found.0.is_none_or(|least| total <= least) {
+                    *found = (Some(total), end);
+                }
+            }
+        }
+        ends.push(row.iter().map(|(_, end)| u32::try_from(*end).unwrap_or(u32::MAX)).collect());
+        best = row.into_iter().map(|(total, _)| total).collect();
     }
     let mut balance = Vec::with_capacity(stages);
     let mut from = 0;
-    for k in (0..stages).rev() {
-        let end = best[k].get(from).copied().flatten().map_or(layers, |(_, end)| end);
+    for row in ends.iter().rev() {
+        let end = row[from] as usize;
         balance.push(end - from);
         from = end;
     }
-    Least { cost: best[stages - 1][0].map_or(u128::MAX, |(cost, _)| cost), balance }
+    balance.push(layers - from);
+    balance
 }

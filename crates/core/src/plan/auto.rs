@@ -416,10 +416,6 @@ fn base(bytes: &StageBytes, micro_batches: usize) -> u64 {
         bytes.update,
     ];
     let peak = peaks.into_iter().max().unwrap_or_default();
-    bytes.resident.0
-        + bytes.gradients.0
-        + bytes.early.0
-        + bytes.ahead.0
-        + bytes.statistics.0 * micro_batches as u64
-        + peak.0
+    let statistics = bytes.statistics.times(micro_batches);
+    (bytes.resident + bytes.gradients + bytes.early + bytes.ahead + statistics + peak).0
 }

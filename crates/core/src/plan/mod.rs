@@ -165,19 +165,16 @@ impl Prediction {
         let mut held = vec![Bytes(0); self.program.devices.len()];
         for (stage, (own, &device)) in self.stages.iter().zip(&self.placement).enumerate() {
             let id = StageId::from_index(stage);
-            let discarded = recomputed.count(id) as u64;
-            let kept = micro_batches as u64 - discarded;
+            let discarded = recomputed.count(id);
             let sent = self
                 .program
                 .topology
                 .edges_where(|edge| edge.kind.per_micro_batch() && edge.from == id);
-            let sent = sent.map(|(edge, _)| self.edges[edge.index()].forward.0).sum::<u64>();
+            let sent: Bytes = sent.map(|(edge, _)| self.edges[edge.index()].forward).sum();
             let StageBytes { forward, forward_kept, statistics, .. } = own.bytes;
-            held[device] += Bytes(
-                kept * forward_kept.after.0
-                    + discarded * (forward.after.0 + sent)
-                    + micro_batches as u64 * statistics.0,
-            );
+            held[device] += forward_kept.after.times(micro_batches - discarded)
+                + (forward.after + sent).times(discarded)
+                + statistics.times(micro_batches);
         }
         held
     }

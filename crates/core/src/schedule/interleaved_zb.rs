@@ -24,7 +24,7 @@ pub(super) fn actions(devices: usize, chunks: usize, micro_batches: usize) -> Ac
         }
         list
     };
-    let held_max = 2 * (devices - 1) + chunks.saturating_sub(1) * devices + 1;
+    let held_max = 2 * devices.saturating_sub(1) + chunks.saturating_sub(1) * devices + 1;
     let lists = (0..devices).map(order).collect();
     fill(lists, &round_robin(devices, chunks), held_max)
 }
