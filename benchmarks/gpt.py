@@ -119,7 +119,7 @@ NOTES = [
     " It needs the whole network on one device.",
     "`always` repeats every forward. `selective` keeps the outputs of matrix products and"
     " recomputes the rest, which is little of a transformer's work.",
-    "`aten` computes with libtorch's own products, as the peers do. On AMD's processors with"
+    "`aten` computes with libtorch's own kernels, as the peers do. On AMD's processors with"
     " AVX-512, these use AVX2 alone, and gpipe takes oneDNN's. PyTorch has no switch for that.",
     "The pipelined peers keep the input of every block when they recompute. A stage of gpipe keeps"
     " only its own input.",

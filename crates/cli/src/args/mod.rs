@@ -134,8 +134,8 @@ pub(crate) enum Command {
     /// or to a folder for Hugging Face's transformers
     #[command(after_help = "Example: gpipe export out/qwen --to Qwen3-0.6B-mine/")]
     Export(ExportArguments),
-    /// Convert the weights of another program's safetensors file, such as a PyTorch state dict, or
-    /// of a model's folder
+    /// Convert another program's weights: a safetensors file, such as a PyTorch state dict, or a
+    /// model's folder
     ///
     /// A folder with config.json needs neither --config nor --names.
     ///

@@ -62,10 +62,10 @@ impl PipelineArguments {
 pub(crate) struct PlanChoice {
     /// Run a plan written by `gpipe plan`, or make one (auto)
     ///
-    /// auto plans for the configured stages (or --stages) and memory with the profile
-    /// out/NAME.profile.json, where NAME is that of the configuration file, or of the folder of
-    /// --from. If there is none with sizes of this mini-batch's micro-batches, it is measured
-    /// first.
+    /// auto plans for the configured devices (or --stages of them). It may use fewer stages with
+    /// several threads each and, in train, replicas. The profile is out/NAME.profile.json, with the
+    /// NAME of the configuration file or of the folder of --from. If there is none with sizes of
+    /// this mini-batch's micro-batches, it is measured first.
     #[arg(
         long = "plan", help_heading = PIPELINE,
         value_name = "auto|FILE",
@@ -75,6 +75,7 @@ pub(crate) struct PlanChoice {
 }
 
 #[derive(Debug, Args)]
+#[command(mut_arg("device", of_all_stages))]
 pub(crate) struct VerifyArguments {
     #[command(flatten)]
     pub config: ConfigArguments,
@@ -125,6 +126,24 @@ pub(crate) struct TraceArguments {
     pub width: Option<usize>,
 }
 
+/// The arguments of a configuration that a ledger can use.
+fn of_a_ledger(argument: Arg) -> Arg {
+    match argument.get_id().as_str() {
+        "device" => argument
+            .value_name("cpu")
+            .help("Devices of the stages, which are CPUs (pipeline.devices)"),
+        "replicas" | "shard_optimizer" => argument.hide(true),
+        _ => argument,
+    }
+}
+
+/// The device of `gpipe verify`.
+fn of_all_stages(argument: Arg) -> Arg {
+    argument
+        .value_name("DEVICE")
+        .help("Device of all stages: cpu, cuda or cuda:1 (pipeline.devices)")
+}
+
 /// What `gpipe trace` takes.
 fn of_a_step(argument: Arg) -> Arg {
     argument.value_name("RUN_DIR|CONFIG.toml").help("Folder of a run, or a configuration file")
@@ -132,6 +151,7 @@ fn of_a_step(argument: Arg) -> Arg {
 
 /// Arguments of `gpipe ledger`.
 #[derive(Debug, Args)]
+#[command(mut_args(of_a_ledger))]
 pub(crate) struct LedgerArguments {
     #[command(flatten)]
     pub pipeline: PipelineArguments,
@@ -164,7 +184,8 @@ pub(crate) struct ProfileArguments {
     #[arg(long, value_name = "N", default_value_t = 1)]
     #[arg(value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub passes: usize,
-    /// Profile to write [default: out/NAME.profile.json, with the NAME of the configuration file]
+    /// Profile to write [default: out/NAME.profile.json, with the NAME of the configuration file;
+    /// if N threads per stage are more than 1, out/NAME.threads-N.profile.json]
     #[arg(long, value_name = "FILE")]
     pub out: Option<PathBuf>,
 }

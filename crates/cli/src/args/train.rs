@@ -33,7 +33,7 @@ pub(crate) struct TrainArguments {
     /// or none (checkpoint.every)
     ///
     /// Except with none, a checkpoint is also saved at the end. A run that ends early saves one on
-    /// Ctrl-C, on SIGTERM and, in a single process, on most errors.
+    /// Ctrl-C, on SIGTERM, if its terminal closes and, in a single process, on most errors.
     #[arg(long, help_heading = CHECKPOINTS, value_name = "STEPS|TIME")]
     pub checkpoint_every: Option<Every>,
     /// Number of checkpoints to keep, the newest ones (checkpoint.keep)

@@ -176,7 +176,8 @@ pub(crate) struct GenerateArguments {
     #[arg(long, value_name = "T")]
     #[arg(value_parser = number, allow_negative_numbers = true)]
     pub temperature: Option<f64>,
-    /// Sample only from the K most likely tokens [default: as in generation_config.json, or all]
+    /// Sample only from the K most likely tokens [default: that of generation_config.json, or 50 if
+    /// it names none; without that file, all]
     #[arg(long, value_name = "K", value_parser = whole::<usize>, allow_negative_numbers = true)]
     pub top_k: Option<usize>,
     /// Sample only from the smallest set of tokens with a total probability of at least P [default:
