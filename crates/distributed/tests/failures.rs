@@ -15,13 +15,15 @@ use common::{
     model::{Features, Run, batch, bits, model},
 };
 use gpipe::{
-    CrossEntropy, Group, LayerError, Loss, LossContext, TensorSpec,
+    CrossEntropy, Group, LayerError, Loss, LossContext, MeanSquaredError, Pipeline, Sequence, Sgd,
+    TensorSpec,
+    layers::{Activation, Linear},
     processes::{Links, PeerError, Replicas, Transport},
 };
 use gpipe_bridge::c10d::TcpStore;
 use gpipe_core::StageId;
 use gpipe_distributed::{Meeting, Member, Store};
-use tch::Tensor;
+use tch::{Kind, Tensor};
 
 fn builder(stages: usize) -> gpipe::PipelineBuilder {
     Run { stages, ..Run::plain() }.builder(model(Features::plain()), 3)
@@ -223,6 +225,57 @@ fn regression_a_loss_that_is_no_number_changes_nothing() {
         assert_eq!(*loss, found[0].3);
         // The error blamed an action of stage 0, which had only decided.
         assert!(error.starts_with("the loss (inf) is not finite"), "{error}");
+    }
+}
+
+/// A loss that is not finite, whose NaN the backward masks: ReLU gives 0 where its input is
+/// negative. The norm was then finite, and the update was applied although the step had failed.
+/// With replicas, only one of them may have such a loss.
+#[test]
+fn regression_a_masked_loss_that_is_no_number_changes_nothing() {
+    for (stages, replicas, sharded) in [(2, 1, false), (1, 2, false), (1, 2, true)] {
+        let found = in_processes(2, DEADLINE, |cluster| {
+            let model =
+                Sequence::new().push("linear", Linear::new(3, 4)).push("relu", Activation::Relu);
+            let builder = Pipeline::builder(model, TensorSpec::new([4, 3], Kind::Float));
+            let optimizer = Sgd { weight_decay: 0.5, momentum: 0.9, ..Sgd::new(0.1) };
+            let builder = builder.stages(stages).micro_batches(2);
+            let builder = builder.loss(MeanSquaredError).optimizer(optimizer);
+            let builder = if replicas == 1 {
+                builder.processes(cluster)
+            } else {
+                let member = Member::new(&cluster, replicas).unwrap();
+                let transport: Arc<dyn Transport> = member.clone();
+                builder.processes(transport).replicas(member)
+            };
+            let builder = if sharded { builder.shard_optimizer() } else { builder };
+            let mut pipeline = builder.build().unwrap();
+            if pipeline.parameters_here().contains("linear.bias") {
+                let below = Tensor::from_slice(&[-100.0_f32; 4]);
+                pipeline.set_parameters(&[("linear.bias".to_owned(), below)]).unwrap();
+            }
+            let before = pipeline.parameters().unwrap();
+            let x = Tensor::from_slice(&[1.0_f32; 12]).reshape([4, 3]);
+            let targets = Tensor::from_slice(&[0.0_f32; 16]).reshape([4, 4]);
+            // The last sample, which is the second replica's.
+            let _ = targets.narrow(0, 3, 1).fill_(f64::INFINITY);
+            let error = pipeline.train_step(&x, &targets).unwrap_err();
+            let after = pipeline.parameters().unwrap();
+            let same =
+                before.iter().zip(&after).all(|(a, b)| a.0 == b.0 && bits(&a.1) == bits(&b.1));
+            // Training then continues.
+            let step = pipeline
+                .train_step(&x, Tensor::zeros([4, 4], (Kind::Float, tch::Device::Cpu)))
+                .unwrap()
+                .step;
+            (error.is_not_finite(), error.to_string(), same, before.len(), step)
+        });
+        assert!(found.iter().map(|own| own.3).sum::<usize>() > 0);
+        for (is_not_finite, error, same, _, step) in &found {
+            assert!(is_not_finite & same, "{stages} {replicas} {sharded}: {error}");
+            assert!(error.starts_with("the loss (inf) is not finite"), "{error}");
+            assert_eq!(*step, 1);
+        }
     }
 }
 

@@ -41,6 +41,19 @@ impl BatchNorm {
         Self { channels, eps: 1e-5, momentum: Some(0.1) }
     }
 
+    /// Checks that the numbers are in range.
+    pub(crate) fn check(&self) -> Result<(), LayerError> {
+        if !self.eps.is_finite() || self.eps < 0.0 {
+            return Err(LayerError::Value(format!("eps {}: use at least 0", self.eps)));
+        }
+        match self.momentum.filter(|own| !(0.0..=1.0).contains(own)) {
+            None => Ok(()),
+            Some(own) => {
+                Err(LayerError::Value(format!("momentum {own}: use a number from 0 to 1")))
+            }
+        }
+    }
+
     /// The parameters, with `prefix` before each name: `weight`, `bias`, `running_mean`,
     /// `running_variance` (unbiased) and `running_batches` (the number of mini-batches).
     pub fn parameters(&self, prefix: &str) -> [ParameterSpec; 5] {

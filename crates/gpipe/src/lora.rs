@@ -48,9 +48,15 @@ impl Sequence {
     ///
     /// # Errors
     /// A setting is out of range; the rank is larger than a linear layer; a pattern matches no
-    /// linear layer that can be adapted ([`Layer::adaptable`]).
+    /// linear layer that can be adapted ([`Layer::adaptable`]); the model has adapters already.
     pub fn with_lora(mut self, lora: &Lora) -> Result<Self, Error> {
         check(lora)?;
+        let mut parameters = self.layers.iter().flat_map(|layer| &layer.parameters);
+        if parameters.any(|own| own.lora == LoraRole::Adapter) {
+            return Err(Error::Setting(
+                "the model has adapters already: name all their targets in one call".into(),
+            ));
+        }
         let mut unmatched = vec![true; lora.targets.len()];
         let mut known = Vec::new();
         for layer in &mut self.layers {

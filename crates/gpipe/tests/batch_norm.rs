@@ -225,6 +225,18 @@ fn fault_parameters_that_are_not_a_batch_norms_are_refused_and_not_overwritten()
 }
 
 #[test]
+fn fault_numbers_of_a_batch_norm_out_of_range() {
+    let of = |norm: BatchNorm, part: &str| {
+        let spec = TensorSpec::new([4, CHANNELS], Kind::Float);
+        let model = Sequence::new().push("norm", norm);
+        let error = Pipeline::builder(model, spec).build().err().unwrap().to_string();
+        assert!(error.contains("'norm'") && error.contains(part), "{error}");
+    };
+    of(BatchNorm { momentum: Some(1.5), ..BatchNorm::new(CHANNELS) }, "momentum 1.5: use a number");
+    of(BatchNorm { eps: f64::NAN, ..BatchNorm::new(CHANNELS) }, "eps NaN: use at least 0");
+}
+
+#[test]
 fn fault_one_value_a_channel_and_other_channels() {
     let model = || Sequence::new().push("norm", BatchNorm::new(CHANNELS));
     let spec = TensorSpec::new([4, CHANNELS], Kind::Float);

@@ -4,6 +4,8 @@
 
 use std::{collections::BTreeSet, fs, path::Path, process::Command};
 
+use gpipe::Bytes;
+
 /// The output of an example.
 fn run(name: &str) -> String {
     let own = std::env::current_exe().unwrap(); // target/PROFILE/deps/examples-HASH
@@ -65,8 +67,18 @@ fn oracle_a_tied_weight_is_there_once() {
 #[test]
 fn oracle_a_plan_holds_what_it_says_and_no_more_than_its_cap() {
     let printed = run("plan_under_a_cap");
-    let stages = printed.lines().filter(|line| line.starts_with("predicted")).count();
-    assert!(stages >= 2, "one stage needs more than the cap: {printed}");
+    let bytes = |line: &str, from: &str| -> Bytes {
+        let (_, rest) = line.split_once(from).unwrap_or_else(|| panic!("{line}"));
+        rest.split(',').next().unwrap().parse().unwrap_or_else(|_| panic!("{line}"))
+    };
+    let devices: Vec<&str> = printed.lines().filter(|line| line.starts_with("predicted")).collect();
+    assert!(devices.len() >= 2, "one stage needs more than the cap: {printed}");
+    for line in devices {
+        let [predicted, held, cap] =
+            ["predicted at most ", "held ", "cap "].map(|from| bytes(line, from));
+        // Each is printed with one digit after the point.
+        assert!(held <= predicted && predicted <= cap && held > Bytes(0), "{line}");
+    }
 }
 
 #[test]

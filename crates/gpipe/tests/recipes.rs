@@ -466,7 +466,7 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
     let optimizer = |optimizer: fn() -> Box<dyn Fn(PipelineBuilder) -> PipelineBuilder>| {
         text(optimizer()(small(Kind::Float)))
     };
-    let cases: [(&str, String); 11] = [
+    let cases: [(&str, String); 12] = [
         (
             "nesterov needs a momentum",
             optimizer(|| Box::new(|b| b.optimizer(Sgd { nesterov: true, ..Sgd::new(0.1) }))),
@@ -490,6 +490,13 @@ fn fault_recipes_that_make_no_sense_say_what_and_the_remedy() {
         (
             "iterations = 101",
             optimizer(|| Box::new(|b| b.optimizer(Muon { iterations: 101, ..Muon::default() }))),
+        ),
+        (
+            "no parameter matches 'embeding.*'",
+            optimizer(|| {
+                let others = vec!["embeding.*".to_owned()];
+                Box::new(move |b| b.optimizer(Muon { others: others.clone(), ..Muon::default() }))
+            }),
         ),
         ("no parameter matches 'c.*'", text(small(Kind::Float).group(Group::matching(["c.*"])))),
         (

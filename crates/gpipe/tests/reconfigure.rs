@@ -24,6 +24,8 @@ fn builder(run: &Run, kind: Kind) -> PipelineBuilder {
 
 const FROZEN: [&str; 3] = ["embedding.*", "0.*", "1.attention.*"];
 
+const RATE: LearningRate = LearningRate { warmup_steps: 9, decay: Decay::InverseSquareRoot };
+
 fn groups() -> Vec<Group> {
     vec![
         Group::matching(["*.bias"]).weight_decay(0.0).lr_scale(0.5),
@@ -45,8 +47,7 @@ fn changed(run: &Run, kind: Kind) -> (Vec<(u64, u64)>, Named) {
     pipeline.set_optimizer(Adam { lr: 3e-3, beta1: 0.5, ..Adam::default() }).unwrap();
     pipeline.set_clip_norm(None).unwrap();
     numbers.push(step(&mut pipeline, 4));
-    let rate = LearningRate { warmup_steps: 9, decay: Decay::InverseSquareRoot };
-    pipeline.set_learning_rate_schedule(rate).unwrap();
+    pipeline.set_learning_rate_schedule(RATE).unwrap();
     numbers.push(step(&mut pipeline, 5));
     pipeline.set_optimizer(Sgd { momentum: 0.9, ..Sgd::new(0.05) }).unwrap();
     numbers.push(step(&mut pipeline, 6));
@@ -71,7 +72,7 @@ fn transparency_of_changes_between_steps() {
 fn transparency_of_a_change_and_a_pipeline_built_with_it() {
     type Change = fn(&mut Pipeline) -> gpipe::Result<()>;
     type Build = fn(PipelineBuilder) -> PipelineBuilder;
-    let cases: [(&str, Change, Build); 4] = [
+    let cases: [(&str, Change, Build); 5] = [
         ("freeze", |p| p.freeze(FROZEN), |b| b.group(Group::matching(FROZEN).frozen())),
         (
             "regroup",
@@ -84,6 +85,7 @@ fn transparency_of_a_change_and_a_pipeline_built_with_it() {
             |b| b.optimizer(Adam { lr: 1e-3, eps: 1e-4, ..Adam::default() }),
         ),
         ("clipping", |p| p.set_clip_norm(Some(0.1)), |b| b.clip_norm(0.1)),
+        ("rate", |p| p.set_learning_rate_schedule(RATE), |b| b.learning_rate(RATE)),
     ];
     let run = Run { stages: 3, schedule: Schedule::ZbH1, ..Run::plain() };
     for (what, change, build) in cases {

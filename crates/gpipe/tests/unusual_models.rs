@@ -11,6 +11,8 @@
 
 use crate::common;
 
+use std::sync::{Arc, Mutex};
+
 use common::{LENGTH, Named, Run, VOCABULARY, assert_same_bits, batch};
 use gpipe::{
     Adam, Forward, Infer, Init, Layer, LayerError, ParameterSpec, Sequence, Sgd, TensorSpec,
@@ -246,7 +248,11 @@ fn regression_the_number_of_threads_is_the_pipelines_own() {
 
 /// x [samples, a, b] -> (x^T W)^T, with W [a, a] and no bias: the product of `Mix`, in sizes that
 /// can show a difference.
-struct Across(i64);
+struct Across {
+    size: i64,
+    /// Whether each forward has built a graph.
+    graphs: Arc<Mutex<Vec<bool>>>,
+}
 
 impl Layer for Across {
     fn kind(&self) -> &'static str {
@@ -254,7 +260,7 @@ impl Layer for Across {
     }
 
     fn parameters(&self) -> Vec<ParameterSpec> {
-        vec![ParameterSpec::new("weight", [self.0, self.0], Init::Normal { std: 0.1 })]
+        vec![ParameterSpec::new("weight", [self.size; 2], Init::Normal { std: 0.1 })]
     }
 
     fn infer(&self, _: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
@@ -264,20 +270,21 @@ impl Layer for Across {
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let across =
             inputs[0].f_transpose(1, 2)?.f_matmul(&ctx.parameter(0)?.f_transpose(0, 1)?)?;
+        self.graphs.lock().unwrap().push(across.requires_grad());
         Ok(vec![across.f_transpose(1, 2)?])
     }
 }
 
 /// ATen's `matmul` selects another kernel if the weight requires no gradient, so a forward that
-/// discards must still run with grad mode on.
-///
-/// On the machine where this test was written, both kernels agree to the bit in all of these sizes.
-/// The test guards other machines.
+/// discards must still run with grad mode on. On many machines both kernels agree to the bit, so
+/// the layers also tell whether it was on.
 #[test]
 fn transparency_odd_products_that_aten_dispatches_by_gradient() {
     for (a, b) in [(7, 33), (64, 48), (300, 37), (1000, 3)] {
         let losses = |remat| {
-            let model = Sequence::new().push("one", Across(a)).push("two", Across(a));
+            let graphs = Arc::<Mutex<Vec<bool>>>::default();
+            let across = || Across { size: a, graphs: Arc::clone(&graphs) };
+            let model = Sequence::new().push("one", across()).push("two", across());
             let mut pipeline =
                 gpipe::Pipeline::builder(model, TensorSpec::new([6, a, b], Kind::Float))
                     .stages(2)
@@ -289,7 +296,12 @@ fn transparency_odd_products_that_aten_dispatches_by_gradient() {
                     .unwrap();
             let x = common::uniform(&[6, a, b], 1, Kind::Float);
             let y = common::uniform(&[6, a, b], 2, Kind::Float);
-            (0..2).map(|_| pipeline.train_step(&x, &y).unwrap().loss.to_bits()).collect::<Vec<_>>()
+            let losses: Vec<u64> =
+                (0..2).map(|_| pipeline.train_step(&x, &y).unwrap().loss.to_bits()).collect();
+            let graphs = graphs.lock().unwrap();
+            assert!(graphs.len() >= 8 && graphs.iter().all(|on| *on), "{graphs:?}");
+            drop(graphs);
+            losses
         };
         assert_eq!(losses(gpipe::Remat::Always), losses(gpipe::Remat::Never), "{a} x {b}");
     }

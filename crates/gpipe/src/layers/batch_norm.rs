@@ -21,6 +21,7 @@ impl Layer for BatchNorm {
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
         let (input, kind) = (only(inputs)?, ctx.parameter_kind());
+        self.check()?;
         if input.kind == kind && input.shape.len() >= 2 && input.shape[1] == self.channels {
             return Ok(vec![input.clone()]);
         }

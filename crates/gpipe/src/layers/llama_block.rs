@@ -86,6 +86,17 @@ impl Layer for LlamaBlock {
         self.norm().check()?;
         self.attention.check(ctx, x)?;
         super::positions(ctx, x, self.attention.features)?;
+        let (of_mlp, hidden) = match &self.mlp {
+            FeedForward::Dense(mlp) => (mlp.features, mlp.hidden),
+            FeedForward::Experts(mlp) => (mlp.features, mlp.hidden),
+        };
+        if of_mlp != self.attention.features || hidden < 1 {
+            return Err(LayerError::Shape(format!(
+                "its feed-forward part takes {of_mlp} features and has {hidden} inside: use {} and \
+                at least 1",
+                self.attention.features
+            )));
+        }
         let FeedForward::Experts(mlp) = &self.mlp else {
             return Ok(passing_on(x.clone(), rest, Clone::clone));
         };

@@ -207,8 +207,8 @@ impl<L: Loss> Loss for LossOf<L> {
     }
 }
 
-/// A loss of the first output plus a fraction of the same loss of each further output. Auxiliary
-/// heads produce the further outputs in training (Szegedy et al. 2015, section 5).
+/// A loss of the first output plus a fraction of the same loss of each further output, which are
+/// those of auxiliary heads (Szegedy et al. 2015, section 5). Evaluation adds them, too.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct WithAuxiliary<L> {
     /// The loss of each output.

@@ -150,6 +150,12 @@ pub trait Optimizer: fmt::Debug + Send + Sync + 'static {
         Ok(())
     }
 
+    /// The patterns of full names ([`name_matches`]) in the settings. A pattern that matches no
+    /// parameter is refused when a pipeline is built.
+    fn patterns(&self) -> &[String] {
+        &[]
+    }
+
     /// Updates these parameters in place.
     ///
     /// # Errors

@@ -69,6 +69,10 @@ impl Optimizer for Muon {
         }
     }
 
+    fn patterns(&self) -> &[String] {
+        &self.others
+    }
+
     fn temporaries(&self) -> usize {
         6
     }

@@ -45,6 +45,7 @@ impl LearningRate {
         let after = (step - warmup) as f64;
         match self.decay {
             Decay::Constant => 1.0,
+            Decay::Cosine { steps, floor } if step >= steps => floor,
             Decay::Cosine { steps, floor } => {
                 let length = steps.saturating_sub(warmup).max(1) as f64;
                 let cosine = 0.5 * (1.0 + (std::f64::consts::PI * (after / length).min(1.0)).cos());
@@ -98,6 +99,8 @@ mod tests {
         close(cosine.factor(60), 0.55);
         close(cosine.factor(110), 0.1);
         close(cosine.factor(u64::MAX), 0.1);
+        // The warm-up ends after the decay has.
+        close(rate(Decay::Cosine { steps: 5, floor: 0.1 }).factor(10), 0.1);
         close(rate(Decay::InverseSquareRoot).factor(40), 0.5); // sqrt(10 / 40)
         close(rate(Decay::Exponential { rate: 0.5, every: 20 }).factor(50), 0.25);
         close(LearningRate::default().factor(0), 1.0);

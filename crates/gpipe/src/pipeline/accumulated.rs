@@ -68,6 +68,16 @@ impl UpdateInParts {
         self.accumulated.is_some()
     }
 
+    /// Returns an error if gradients have accumulated that no update has applied.
+    pub(super) fn holds_no_gradients(&self, what: &str) -> Result<()> {
+        match self.accumulated {
+            None => Ok(()),
+            Some(_) => Err(Error::Setting(format!(
+                "gradients have accumulated: update or discard_update before you {what}"
+            ))),
+        }
+    }
+
     /// The number by which accumulated gradients are divided before the update.
     pub(super) fn divisor(&self) -> f64 {
         match &self.accumulated {
@@ -152,6 +162,15 @@ impl UpdateInParts {
         self.next += 1;
         self.next
     }
+}
+
+/// Whether what was counted is the total. Sums of counts that are no whole numbers are rounded.
+pub(super) fn add_up(seen: &[f64], total: &[f64]) -> bool {
+    let is_whole = |own: f64| own.fract() == 0.0;
+    seen.iter().zip(total).all(|(&seen, &total)| match is_whole(seen) && is_whole(total) {
+        true => seen == total,
+        false => (seen - total).abs() <= 1e-12 * total,
+    })
 }
 
 /// Counts in a message.

@@ -26,7 +26,8 @@ impl Pipeline {
     /// left out. With several processes, each returns those of its own stages.
     ///
     /// # Errors
-    /// [`Error::Setting`] if no gradient has accumulated. An error of a stage discards the update.
+    /// [`Error::Setting`] if no gradient has accumulated. An error of the sum over tied weights or
+    /// replicas discards the update. An error of a copy does not.
     pub fn accumulated_gradients(&mut self) -> Result<Vec<(String, Tensor)>> {
         self.reduce()?;
         let unscale = 1.0 / self.gradient_scale();
@@ -154,7 +155,7 @@ impl Pipeline {
     pub fn set_gradients(&mut self, values: &[(String, Tensor)]) -> Result<()> {
         for (name, value) in values {
             let refuse = |reason: String| Err(Error::Setting(reason));
-            let Some(own) = self.model.parameters.iter().find(|own| own.name == *name) else {
+            let Some(own) = self.model.parameter(name) else {
                 return refuse(format!("the model has no parameter '{name}'"));
             };
             let spec = &self.model.sequence.layers[own.layer].parameters[own.slot];

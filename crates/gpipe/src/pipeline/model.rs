@@ -1,6 +1,6 @@
 //! What a pipeline computes: layers, loss, metrics and dtypes.
 
-use std::sync::Arc;
+use std::{collections::HashMap, sync::Arc};
 
 use gpipe_core::StageId;
 use tch::Tensor;
@@ -36,7 +36,10 @@ pub(super) struct Model {
     pub(super) sequence: Sequence,
     /// Layers per stage.
     pub(super) balance: Vec<usize>,
+    /// In layer order.
     pub(super) parameters: Vec<OwnedParameter>,
+    /// The positions in `parameters`, by name.
+    pub(super) by_name: HashMap<String, usize>,
     /// Number of inputs by position.
     pub(super) inputs: usize,
     pub(super) padding: Option<Padding>,
@@ -51,6 +54,18 @@ pub(super) struct Model {
 }
 
 impl Model {
+    /// The parameter with this full name.
+    pub(super) fn parameter(&self, name: &str) -> Option<&OwnedParameter> {
+        self.by_name.get(name).and_then(|at| self.parameters.get(*at))
+    }
+
+    /// The parameters that the layer with this index owns.
+    pub(super) fn owned_by(&self, layer: usize) -> &[OwnedParameter] {
+        let from = self.parameters.partition_point(|own| own.layer < layer);
+        let to = self.parameters.partition_point(|own| own.layer <= layer);
+        &self.parameters[from..to]
+    }
+
     /// The counts that the metrics' sums are divided by. Computed before the run, because it may
     /// fail.
     pub(super) fn metric_counts(&self, targets: &[Tensor]) -> Result<Vec<f64>> {

@@ -25,6 +25,8 @@ pub struct Outputs {
     /// The first sample within the mini-batch.
     pub(super) first: usize,
     pub(super) slices: Vec<Slice>,
+    /// By micro-batch and output, its first size, which need not be the number of samples.
+    pub(super) rows: Vec<Vec<i64>>,
     /// Shapes of each micro-batch's inputs.
     pub(super) specs: Vec<Vec<TensorSpec>>,
     /// The caller's inputs, with their versions: a recomputation needs them as they were.

@@ -149,6 +149,10 @@ impl Pipeline {
     /// instead.
     pub fn accept_torn_update(&mut self) -> Result<bool> {
         let accepted = self.engine.pool.accept_torn_update()?;
+        // While it was torn, no stage could free what its open forwards keep.
+        if accepted {
+            self.visit_all(|_| |stage: &mut Stage| stage.pending().clear())?;
+        }
         let changed = self.training.torn.take_if(|torn| *torn == CHANGED_PARAMETERS).is_some();
         Ok(accepted || changed)
     }
@@ -281,7 +285,7 @@ impl Pipeline {
 
     /// The stages of this process that use a parameter, and its place on them, in layer order.
     fn uses_of(&self, name: &str, here: &[usize]) -> Vec<(usize, (usize, usize))> {
-        let owned = self.model.parameters.iter().find(|parameter| parameter.name == name);
+        let owned = self.model.parameter(name);
         let uses = owned.into_iter().flat_map(|owned| &owned.uses);
         let uses = uses.map(|(stage, place)| (stage.index(), *place));
         uses.filter(|(stage, _)| here.contains(stage)).collect()
@@ -290,7 +294,7 @@ impl Pipeline {
     /// Checks that values fit the parameters with these names.
     fn check_values(&self, values: &[(String, Tensor)]) -> Result<()> {
         for (name, value) in values {
-            let Some(own) = self.model.parameters.iter().find(|own| own.name == *name) else {
+            let Some(own) = self.model.parameter(name) else {
                 return Err(Error::Setting(format!("the model has no parameter '{name}'")));
             };
             let spec = &self.model.sequence.layers[own.layer].parameters[own.slot];

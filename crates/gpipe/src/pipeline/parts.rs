@@ -16,7 +16,7 @@ use tch::Tensor;
 
 use super::{
     Pipeline,
-    accumulated::{Accumulated, Count, listed, mixed},
+    accumulated::{Accumulated, Count, add_up, listed, mixed},
     mini_batch::MiniBatch,
     outputs::Outputs,
     outputs_of,
@@ -28,11 +28,7 @@ use crate::{
     error::{Error, Result},
     loss::total,
     spec::TensorSpec,
-    stage::{
-        Stage,
-        feed::{Mode, Slice},
-        gradients::sum_in_order,
-    },
+    stage::{Stage, feed::Mode, gradients::sum_in_order},
 };
 
 impl Pipeline {
@@ -76,6 +72,7 @@ impl Pipeline {
             number,
             first,
             slices: batch.slices.clone(),
+            rows: Vec::new(),
             specs: batch.specs.clone(),
             given,
             inputs: Vec::new(),
@@ -91,7 +88,13 @@ impl Pipeline {
         }
         outputs.held = self.added(&ran);
         outputs.timeline = ran.timeline.clone();
-        for tensor in self.joined(outputs_of(ran))? {
+        let made = outputs_of(ran);
+        let rows = |own: &Tensor| match own.defined() {
+            true => own.size().first().copied().unwrap_or(0),
+            false => 0,
+        };
+        outputs.rows = made.iter().map(|own| own.iter().map(rows).collect()).collect();
+        for tensor in self.joined(made)? {
             let differentiable = TensorSpec::of(&tensor).is_float();
             let leaf = if differentiable { tensor.f_set_requires_grad(true)? } else { tensor };
             outputs.tensors.push(leaf);
@@ -137,16 +140,20 @@ impl Pipeline {
             }
         }
         let gradients = self.check_gradients(outputs, gradients.into_tensors())?;
-        let own = |slice: &Slice| -> Result<Vec<Option<Tensor>>> {
-            let first = (slice.first - outputs.slices[0].first) as i64;
-            let narrow = |grad: &Tensor| Ok(grad.f_narrow(0, first, slice.count as i64)?);
-            gradients.iter().map(|grad| grad.as_ref().map(narrow).transpose()).collect()
+        let of = |micro_batch: usize| -> Result<Vec<Option<Tensor>>> {
+            let narrow = |(at, grad): (usize, &Option<Tensor>)| {
+                let mut rows = outputs.rows.iter().map(|own| own.get(at).copied().unwrap_or(0));
+                let first: i64 = rows.by_ref().take(micro_batch).sum();
+                let count = rows.next().unwrap_or(0);
+                grad.as_ref().map(|grad| Ok(grad.f_narrow(0, first, count)?)).transpose()
+            };
+            gradients.iter().enumerate().map(narrow).collect()
         };
         let batch = MiniBatch {
             slices: outputs.slices.clone(),
             specs: outputs.specs.clone(),
             inputs: outputs.inputs.iter().map(|own| shallow(own)).collect(),
-            output_grads: outputs.slices.iter().map(own).collect::<Result<_>>()?,
+            output_grads: (0..outputs.slices.len()).map(of).collect::<Result<_>>()?,
             ..MiniBatch::default()
         };
         let task =
@@ -325,7 +332,7 @@ impl Pipeline {
                     "there is no gradient to apply: call backward or accumulate first".into(),
                 ));
             }
-            Some(Accumulated::Of { total, seen }) if total != seen => {
+            Some(Accumulated::Of { total, seen }) if !add_up(seen, total) => {
                 return Err(Error::Input(format!(
                     "the total count was {}, the mini-batches count {}: accumulate the others \
                     first, or call discard_update",
@@ -343,6 +350,13 @@ impl Pipeline {
         let ran = self.run(task).or_else(|error| self.lose_update(error))?;
         self.update.reset();
         let verdict = ran.outcomes.first().and_then(|outcome| outcome.verdict);
+        // Another replica may still copy parameters that this one has updated.
+        if let Err(error) = self.meet_shards() {
+            if verdict.is_some_and(|verdict| verdict.apply) {
+                self.training.torn = Some("the exchange of parameters after an update");
+            }
+            return Err(error);
+        }
         let skipped = self.conclude(verdict)?;
         let program = self.program(part, self.engine.micro_batches)?;
         let devices = DeviceReport::of(&program, self.engine.link_capacity, &ran);

@@ -40,10 +40,12 @@ impl Pipeline {
     /// the whole state. The call waits until each replica calls this or [`Pipeline::share_state`].
     ///
     /// # Errors
-    /// There is no memory for the copies, a device does not answer, another replica is gone, or the
-    /// call is inside [`Pipeline::with_averages`].
+    /// Gradients have accumulated that no update has applied: they are not part of a state. There
+    /// is no memory for the copies, a device does not answer, another replica is gone, or the call
+    /// is inside [`Pipeline::with_averages`].
     pub fn state(&mut self) -> Result<State> {
         self.needs_own_parameters("take its state")?;
+        self.update.holds_no_gradients("take its state")?;
         self.meet_shards()?;
         let here = self.engine.here();
         let mut places = self.places_of_state();
@@ -80,6 +82,7 @@ impl Pipeline {
             return Ok(());
         }
         self.needs_own_parameters("share its state")?;
+        self.update.holds_no_gradients("share its state")?;
         self.meet_shards()?;
         let mut places = self.places_of_state();
         let shared = self.visit_all(|stage| {
@@ -99,7 +102,7 @@ impl Pipeline {
     ///
     /// Before: another replica may still be writing an earlier state. The wait here keeps the waits
     /// between stages short. After: no replica may exit before all have what they need.
-    fn meet_shards(&self) -> Result<()> {
+    pub(super) fn meet_shards(&self) -> Result<()> {
         match self.engine.replicas.as_ref().filter(|_| self.engine.shards_optimizer) {
             Some(replicas) => replicas.gather(Vec::new()).map(|_| ()).map_err(Error::from),
             None => Ok(()),
@@ -158,20 +161,24 @@ impl Pipeline {
             ))
             .into());
         }
-        let outlines: HashMap<String, LayerOutline> =
-            self.outline().into_iter().map(|outline| (outline.layer.clone(), outline)).collect();
+        let outlines = self.outline().into_iter().enumerate();
+        let outlines: HashMap<String, (usize, LayerOutline)> =
+            outlines.map(|(at, outline)| (outline.layer.clone(), (at, outline))).collect();
         // Of an optimizer that keeps nothing, such as SGD without momentum.
         let keeps_nothing = self.training.optimizer.is_some()
             && outlines
                 .values()
-                .flat_map(|own| &own.parameters)
+                .flat_map(|(_, own)| &own.parameters)
                 .all(|own| own.optimizer.is_empty());
-        let mut missing: HashSet<&String> =
-            outlines.values().filter(|o| !o.parameters.is_empty()).map(|o| &o.layer).collect();
-        for (index, layer) in layers.into_iter().enumerate() {
+        let mut missing: HashSet<&String> = outlines
+            .iter()
+            .filter(|(_, own)| !own.1.parameters.is_empty())
+            .map(|own| own.0)
+            .collect();
+        for (number, layer) in layers.into_iter().enumerate() {
             let layer = layer?;
             let outline = outlines.get(&layer.layer).filter(|_| missing.remove(&layer.layer));
-            let Some(outline) = outline else {
+            let Some((index, outline)) = outline else {
                 let name = &layer.layer;
                 return Err(
                     misfit(format!("the model has no layer '{name}', or it came twice")).into()
@@ -186,12 +193,12 @@ impl Pipeline {
                 );
                 return Err(misfit(reason).into());
             }
-            if index == 0 {
+            if number == 0 {
                 self.training.torn = Some("restoring a state");
                 let averaged = counters.averaged;
                 self.visit_all(|_| move |stage| stage.clear_state(averaged))?;
             }
-            self.put_layer(&layer)?;
+            self.put_layer(*index, &layer)?;
         }
         if let Some(name) = missing.into_iter().min() {
             return Err(misfit(format!("it has no layer '{name}'")).into());
@@ -203,13 +210,12 @@ impl Pipeline {
         Ok(())
     }
 
-    fn put_layer(&mut self, layer: &LayerState) -> Result<()> {
+    /// Puts the state of the layer with this index.
+    fn put_layer(&mut self, index: usize, layer: &LayerState) -> Result<()> {
         let here = self.engine.here();
         for state in &layer.parameters {
-            let owned = self.model.parameters.iter().find(|owned| {
-                self.model.sequence.layers[owned.layer].name == layer.layer
-                    && self.parameter_name(owned) == state.name
-            });
+            let mut owned = self.model.owned_by(index).iter();
+            let owned = owned.find(|owned| self.parameter_name(owned) == state.name);
             let mut by_stage: Vec<(StageId, Vec<(usize, usize)>)> = Vec::new();
             for &(stage, place) in owned.map_or(&[][..], |owned| &owned.uses) {
                 match by_stage.iter_mut().find(|(own, _)| *own == stage) {
@@ -231,7 +237,7 @@ impl Pipeline {
     /// Describes the state of each layer, in order, including layers that own no parameters.
     pub fn outline(&self) -> Vec<LayerOutline> {
         let layer = |(index, layer): (usize, &crate::sequence::NamedLayer)| {
-            let own = self.model.parameters.iter().filter(|owned| owned.layer == index);
+            let own = self.model.owned_by(index).iter();
             let parameter = |owned: &OwnedParameter| {
                 let spec = &layer.parameters[owned.slot];
                 let optimizer = self.training.optimizer.as_ref().filter(|_| spec.trainable);

@@ -21,6 +21,7 @@ use super::{
     layers::{ForwardOptions, GraphMode, LastLayer, SavedOps},
     parameters::copy_to_cpu,
     recorder::{LayerBytes, ProfiledOp, Recorder, StageProfile},
+    reduction,
     step::{ActiveStage, StepState},
     update::StepUpdate,
 };
@@ -406,11 +407,25 @@ impl ActiveStage<'_> {
         let running = self.parameters.running_statistics(self.config, statistics, replicas);
         self.step.running = running.map_err(in_operation("counting batch norm's statistics"))?;
         let vote = self.parameters.prepare(self.config, &self.step.gradients, unscale);
-        let vote = vote.map_err(in_operation("preparing the update"))?;
+        let mut vote = vote.map_err(in_operation("preparing the update"))?;
         // Here, where exceeding the cap may still fail; the update may not fail.
         self.device.finish().map_err(in_operation("preparing the update"))?;
         // After the norm, which waits for the GPU anyway.
         self.read_values()?;
+        // A backward may mask the NaN of the loss, so that the norm is finite. All replicas decide
+        // alike.
+        if self.config.last
+            && !self.config.alone
+            && let Some(replicas) = self.replicas.as_deref_mut()
+        {
+            let any = reduction::any(replicas, self.step.loss_is_not_finite);
+            self.step.loss_is_not_finite = any.map_err(in_operation("comparing the losses"))?;
+        }
+        if self.step.loss_is_not_finite
+            && let Some((_, square)) = vote.squares.first_mut()
+        {
+            *square = f64::NAN;
+        }
         Ok(vote)
     }
 

@@ -161,16 +161,17 @@ impl ActiveStage<'_> {
         }
     }
 
-    /// Checks the losses' sums over a micro-batch.
+    /// Checks the losses' sums over a micro-batch. Returns whether one that trains is not finite.
     ///
     /// # Errors
-    /// [`StageError::NotFinite`] with the value, unless the loss is only reported, and not across
-    /// processes, where a failing stage would end the run. There the driver checks the loss
-    /// instead, because only it sees every process's result.
-    pub(super) fn check_losses(&self, sums: &[f64]) -> StageResult<()> {
+    /// [`StageError::NotFinite`] with the value, but not across processes, where a failing stage
+    /// would end the run. There the stage votes against the update, and the driver reports the
+    /// loss, because only it sees every process's result.
+    pub(super) fn check_losses(&self, sums: &[f64]) -> StageResult<bool> {
         let mut terms = self.config.losses.0.iter().zip(sums).filter(|(term, _)| term.trains());
-        match terms.find(|(_, sum)| !sum.is_finite() && self.config.alone) {
-            None => Ok(()),
+        match terms.find(|(_, sum)| !sum.is_finite()) {
+            None => Ok(false),
+            Some(_) if !self.config.alone => Ok(true),
             Some((term, sum)) => Err(StageError::NotFinite {
                 layer: LOSS.into(),
                 what: not_finite(&term.name, &sum.to_string()),

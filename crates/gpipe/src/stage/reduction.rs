@@ -19,6 +19,9 @@ use super::{
 };
 use crate::{error::LayerError, processes::Summing, value::tensor_bytes};
 
+/// Maximum number of sums under way, far below what the transport takes.
+const SUMS_MAX: usize = 1024;
+
 /// The all-reduces of one stage in a step.
 pub(super) struct Reduction {
     /// Layers of the stage from this one on have been sent.
@@ -100,7 +103,9 @@ impl Reduction {
         parameters: &Parameters,
         places: Vec<ParamIndex>,
     ) -> Result<(), LayerError> {
-        while self.under_way.iter().map(|bucket| bucket.bytes).sum::<u64>() >= SUMS_UNDER_WAY.0 {
+        while self.under_way.len() >= SUMS_MAX
+            || self.under_way.iter().map(|bucket| bucket.bytes).sum::<u64>() >= SUMS_UNDER_WAY.0
+        {
             self.settle(summing, gradients, parameters)?;
         }
         let mut parts = Vec::with_capacity(places.len() + 1);
@@ -188,14 +193,20 @@ fn sum<const N: usize>(
     summing: &mut dyn Summing,
     parts: Vec<[Tensor; N]>,
 ) -> Result<Vec<[Tensor; N]>, LayerError> {
-    let mut sums = Vec::with_capacity(parts.len());
-    for part in &parts {
+    let mut flat = Vec::with_capacity(parts.len());
+    for (begun, part) in parts.iter().enumerate() {
+        if begun - flat.len() >= SUMS_MAX {
+            flat.push(summing.end().map_err(lost)?);
+        }
         let own = part.iter().map(|tensor| tensor.f_to(tch::Device::Cpu));
         let own = Tensor::f_cat(&own.collect::<Result<Vec<_>, _>>()?, 0)?;
         summing.begin(own).map_err(lost)?;
     }
-    for part in parts {
-        let flat = summing.end().map_err(lost)?;
+    while flat.len() < parts.len() {
+        flat.push(summing.end().map_err(lost)?);
+    }
+    let mut sums = Vec::with_capacity(parts.len());
+    for (part, flat) in parts.into_iter().zip(flat) {
         let (mut start, mut own) = (0, part);
         for tensor in &mut own {
             let length = tensor.numel() as i64;
@@ -205,6 +216,14 @@ fn sum<const N: usize>(
         sums.push(own);
     }
     Ok(sums)
+}
+
+/// Whether something is so in any replica.
+pub(super) fn any(summing: &mut dyn Summing, own: bool) -> Result<bool, LayerError> {
+    let _no_grad = tch::no_grad_guard();
+    let own = Tensor::f_from_slice(&[f64::from(u8::from(own))])?;
+    let sums = sum(summing, vec![[own]])?;
+    Ok(sums[0][0].f_double_value(&[0])? > 0.0)
 }
 
 fn lost(error: crate::processes::PeerError) -> LayerError {

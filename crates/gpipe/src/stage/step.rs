@@ -58,6 +58,8 @@ pub(super) struct StepState {
     /// The action that an error belongs to, if it is not the one that found it.
     pub(super) failed: Cell<Option<Action>>,
     pub(super) loss_sums: Vec<(MicroBatch, Vec<f64>)>,
+    /// Whether a loss that trains was not finite. Across processes this stops the update.
+    pub(super) loss_is_not_finite: bool,
     pub(super) metric_sums: Vec<(MicroBatch, Vec<f64>)>,
     pub(super) outputs: Vec<(MicroBatch, Vec<Tensor>)>,
     /// On the first stage: gradients of the inputs.
@@ -91,6 +93,7 @@ impl StepState {
             action: None,
             failed: Cell::new(None),
             loss_sums: Vec::new(),
+            loss_is_not_finite: false,
             metric_sums: Vec::new(),
             outputs: Vec::new(),
             input_grads: Vec::new(),

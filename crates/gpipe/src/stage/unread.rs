@@ -104,7 +104,7 @@ impl ActiveStage<'_> {
             Of::Losses => {
                 let sums = Vec::<f64>::try_from(values);
                 let sums = sums.map_err(|error| in_operation("the losses")(error.into()))?;
-                self.check_losses(&sums)?;
+                self.step.loss_is_not_finite |= self.check_losses(&sums)?;
                 self.step.loss_sums.push((micro_batch, sums));
                 Ok(())
             }

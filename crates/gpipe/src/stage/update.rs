@@ -404,12 +404,11 @@ fn squares(config: &StageConfig, norms: &[(LayerId, Tensor)]) -> Result<Vote, La
             Vec::<f64>::try_from(&all.f_to(tch::Device::Cpu)?)?
         }
     };
-    for position in 0..config.named.len() {
-        let id = LayerId::from_index(config.layers.start + position);
-        let own = norms.iter().zip(&values).filter(|((layer, _), _)| *layer == id);
-        // Plain addition from 0: neither the order nor the bits may depend on the cut.
-        let square = own.fold(0.0, |sum, (_, norm)| sum + norm * norm);
-        vote.squares.push((id, square));
+    let layers = (0..config.named.len()).map(|at| LayerId::from_index(config.layers.start + at));
+    vote.squares = layers.map(|id| (id, 0.0)).collect();
+    // Plain addition from 0: neither the order nor the bits may depend on the cut.
+    for ((layer, _), norm) in norms.iter().zip(&values) {
+        vote.squares[layer.index() - config.layers.start].1 += norm * norm;
     }
     Ok(vote)
 }

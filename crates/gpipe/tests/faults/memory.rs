@@ -1,8 +1,8 @@
 //! `fault_memory_*`: memory caps, while building and in a step.
 
 use gpipe::{
-    Adafactor, Adam, Balance, Bytes, Error, MeanSquaredError, Moments, Pipeline, PipelineBuilder,
-    Remat, RmsProp, Schedule, Sequence, Sgd, TensorSpec, layers::Linear,
+    Adafactor, Adam, Balance, Bytes, Error, MeanSquaredError, Moments, Muon, Pipeline,
+    PipelineBuilder, Remat, RmsProp, Schedule, Sequence, Sgd, TensorSpec, layers::Linear,
 };
 use tch::{Kind, Tensor};
 
@@ -167,6 +167,7 @@ fn regression_memory_of_temporaries_is_asked_for_before_the_update() {
         one_layer(cap).optimizer(RmsProp { weight_decay: 0.1, ..RmsProp::default() })
     });
     near_the_cap(|cap| one_layer(cap).optimizer(Adafactor::default()).average(0.9));
+    near_the_cap(|cap| one_layer(cap).optimizer(Muon::default()));
 }
 
 #[test]

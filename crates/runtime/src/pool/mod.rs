@@ -472,11 +472,15 @@ impl<E: StageExecutor> WorkerPool<E> {
         device: DeviceId,
         answer: &mpsc::Receiver<T>,
     ) -> Result<T, StepError<E::Error>> {
-        answer.recv_timeout(self.settings.deadline).map_err(|error| {
-            if error == mpsc::RecvTimeoutError::Timeout {
+        let deadline = self.settings.deadline;
+        answer.recv_timeout(deadline).map_err(|error| {
+            let how = if error == mpsc::RecvTimeoutError::Timeout {
                 self.abandon(device.index());
-            }
-            StepError::Unusable { reason: format!("device {device} did not answer: {error}") }
+                format!("within {deadline:?}: raise the timeout if it is only slow")
+            } else {
+                "because the call panicked".to_owned()
+            };
+            StepError::Unusable { reason: format!("device {device} did not answer {how}") }
         })
     }
 }

@@ -101,6 +101,7 @@ impl PipelineBuilder {
         });
         let runtime = Settings { link_capacity, deadline: self.timeout, ..Settings::default() };
         let (pool, peers) = self.spawn(builds.collect(), runtime, &cut.balance)?;
+        let parameters = topology::owned(&self.sequence, &cut.ranges, &cut.ties);
         Ok(Pipeline {
             engine: Engine {
                 pool,
@@ -117,7 +118,8 @@ impl PipelineBuilder {
                 link_capacity,
             },
             model: Model {
-                parameters: topology::owned(&self.sequence, &cut.ranges, &cut.ties),
+                by_name: parameters.iter().enumerate().map(|(i, p)| (p.name.clone(), i)).collect(),
+                parameters,
                 inputs: self.sequence.inputs.positional(self.inputs.len()),
                 sequence: self.sequence,
                 balance: cut.balance,
@@ -187,8 +189,9 @@ impl PipelineBuilder {
         }
         let placement = self.schedule.placement(self.devices.len());
         let cost = || self.sequence.costs(&self.inputs, self.kind);
-        let weights =
-            stage_weights(&self.compute_actions(), &self.remat, stages, self.micro_batches);
+        let actions = self.compute_actions();
+        self.check_order_of_rows(&actions, stages)?;
+        let weights = stage_weights(&actions, &self.remat, stages, self.micro_batches);
         let mut balance = self.balance.clone();
         if let (Balance::Layers(given), true) = (&mut balance, self.losses.have_layer()) {
             // The caller need not know of the losses' layer: it goes with the last one.
@@ -344,7 +347,8 @@ impl PipelineBuilder {
             }
         }
         let found = settings(&self.groups, &names).map_err(Error::Setting)?;
-        for (pattern, _) in &self.frozen {
+        let of_optimizer = self.optimizer.iter().flat_map(|own| own.patterns());
+        for pattern in self.frozen.iter().map(|(pattern, _)| pattern).chain(of_optimizer) {
             if !names.iter().any(|name| name_matches(pattern, name)) {
                 let some: Vec<&str> = names.iter().take(4).map(String::as_str).collect();
                 return Err(Error::Setting(format!(

@@ -3,7 +3,10 @@
 use std::time::Duration;
 
 use gpipe_bridge::memory::IS_COUNTED;
-use gpipe_core::schedule::Schedule;
+use gpipe_core::{
+    MicroBatch,
+    schedule::{ActionLists, Schedule},
+};
 
 use super::PipelineBuilder;
 use crate::{
@@ -98,6 +101,31 @@ impl PipelineBuilder {
                 "dtype {kind:?} is not supported: use Float, Double, BFloat16 or Half"
             ))
         })
+    }
+
+    /// If `loss_rows` is set, checks that the last stage's backwards ascend by micro-batch, because
+    /// rows are summed into the gradients in the order in which they run.
+    pub(in crate::pipeline) fn check_order_of_rows(
+        &self,
+        actions: &ActionLists,
+        stages: usize,
+    ) -> Result<()> {
+        if self.loss_rows.is_none() || self.losses.is_empty() {
+            return Ok(());
+        }
+        let mut before: Option<MicroBatch> = None;
+        for action in actions.iter().flatten().filter(|own| own.stage.index() + 1 == stages) {
+            let Some(micro_batch) = action.op.goes_back() else { continue };
+            if let Some(before) = before.filter(|before| *before > micro_batch) {
+                return Err(Error::Setting(format!(
+                    "loss_rows: the schedule goes back through micro-batch {} before micro-batch \
+                    {} on the last stage: order its backwards by micro-batch, or omit loss_rows",
+                    before.0, micro_batch.0
+                )));
+            }
+            before = Some(micro_batch);
+        }
+        Ok(())
     }
 
     /// If `loss_rows` is set, checks that the last layer, the losses and the metrics can be
