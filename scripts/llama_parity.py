@@ -55,7 +55,7 @@ GPT2 = dict(n_embd=48, n_layer=3, n_head=6, n_positions=64, embd_pdrop=0.0, resi
 
 # name: model_type, keys, stages, schedule, length of a sample
 CASES = {
-    "llama2": ("llama", dict(num_key_value_heads=6), 2, "1f1b", 23),
+    "llama2": ("llama", dict(num_key_value_heads=6, pad_token_id=-1), 2, "1f1b", 23),
     "llama3.1": ("llama", dict(rope_parameters=LLAMA3, head_dim=10, tie_word_embeddings=True), 3,
                  "zb-h1", 37),
     "llama-biases": ("llama", dict(attention_bias=True, mlp_bias=True, rms_norm_eps=1e-3,
@@ -64,7 +64,8 @@ CASES = {
     "llama-dynamic": ("llama", dict(max_position_embeddings=16,
                                     rope_parameters={"rope_type": "dynamic", "factor": 3.0,
                                                      "rope_theta": 1e4}), 2, "1f1b", 41),
-    "mistral": ("mistral", dict(sliding_window=7, head_dim=16), 2, "interleaved:2", 29),
+    "mistral": ("mistral", dict(sliding_window=7, head_dim=16, pad_token_id=5), 2,
+                "interleaved:2", 29),
     "mistral-all": ("mistral", dict(sliding_window=None, hidden_size=60), 2, "1f1b", 13),
     "qwen2.5": ("qwen2", dict(tie_word_embeddings=True, rope_parameters={
         "rope_type": "default", "rope_theta": 1e6}), 3, "1f1b", 23),

@@ -4,10 +4,11 @@
 Usage: schedule_parity.py [--short]      (part of make parity and .ci/run; needs PyTorch, see
                                          pytorch.py)
 
-  from PyTorch   its generators write every schedule for K <= 8 devices and several M, in both
-                 dialects: compute only, and with communication. `gpipe schedule` reads and
-                 validates each. LoopedBFS descends in its backwards, so each of its files has to be
-                 refused with the remedy.
+  from PyTorch   its generators write every schedule that they have as lists (all but GPipe
+                 and 1F1B) for K <= 8 devices and several M, in both dialects: compute
+                 only, and with communication. `gpipe schedule` reads and validates each.
+                 LoopedBFS descends in its backwards, so each of its files has to be refused with
+                 the remedy.
   trained        one small file of each schedule trains, and the weights have the bits of a run with
                  one stage
   to PyTorch     `gpipe schedule --csv` writes our schedules; PyTorch reads and lowers them

@@ -53,6 +53,8 @@ pub struct Llama {
     pub attention_dropout: f64,
     /// Whether the logits share the token table (Press & Wolf 2017).
     pub tied: bool,
+    /// A token whose vector gets no gradient from its lookups, such as one of padding.
+    pub padding: Option<i64>,
     /// Standard deviation of the initial weights.
     pub std: f64,
 }
@@ -90,7 +92,8 @@ impl Llama {
         self.check()?;
         let tie = self.tied.then(|| "tokens".to_owned());
         let (vocabulary, features, std, eps) = (self.vocabulary, self.features, self.std, self.eps);
-        let table = TokenTable { vocabulary, features, std, tie: tie.clone() };
+        let table =
+            TokenTable { vocabulary, features, std, tie: tie.clone(), padding: self.padding };
         let mut sequence = Sequence::new().push("model.embed_tokens", table);
         let dense = GatedMlp { features, hidden: self.hidden, bias: self.mlp_bias, std };
         for (number, &window) in self.windows.iter().enumerate() {

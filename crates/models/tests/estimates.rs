@@ -81,6 +81,7 @@ fn llama_with(attention_dropout: f64, experts: Option<Experts>) -> Network {
         experts,
         attention_dropout,
         tied: true,
+        padding: None,
         std: 0.02,
     };
     let inputs = vec![TensorSpec::new([SAMPLES, 64], Kind::Int64)];
@@ -123,6 +124,7 @@ fn large_vocabulary() -> Network {
         experts: None,
         attention_dropout: 0.0,
         tied: true,
+        padding: None,
         std: 0.02,
     };
     let tied = (model.vocabulary * model.features * 4) as u64;

@@ -63,6 +63,10 @@ fn oracle_shapes_fit_the_papers_images() {
     let odd = TensorSpec::new([2, 3, 100, 100], Kind::Float);
     let error = UNet::new(5, 64).build().unwrap().costs(&[odd], Kind::Float).unwrap_err();
     assert!(error.to_string().contains("must divide by 2 at every level"), "{error}");
+    // A norm of one pixel is 0: everything at the bottom would be 0, and learn nothing.
+    let small = TensorSpec::new([2, 3, 32, 32], Kind::Float);
+    let error = UNet::new(5, 64).build().unwrap().costs(&[small], Kind::Float).unwrap_err();
+    assert!(error.to_string().contains("the norm of a single pixel is 0"), "{error}");
 }
 
 #[test]

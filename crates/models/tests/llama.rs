@@ -43,6 +43,7 @@ pub fn model() -> Llama {
         experts: None,
         attention_dropout: 0.0,
         tied: true,
+        padding: None,
         std: 0.3,
     }
 }
@@ -318,6 +319,12 @@ fn fault_configurations_that_are_not_supported_are_refused_by_name() {
             "there is no sliding_window",
         ),
         (json!({"sliding_window": 5}), "sliding_window is 5: this key is not supported"),
+        (json!({"pad_token_id": 100}), "pad_token_id is 100: it is a token of the"),
+        (
+            json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
+                "router_aux_loss_coef": -0.5}),
+            "router_aux_loss_coef is -0.5: it is a number of at least 0",
+        ),
         (json!({"eos_token_id": "</s>"}), "eos_token_id is \"</s>\": it is a token's number"),
         (
             json!({"architectures": ["LlamaForSequenceClassification"]}),
@@ -423,6 +430,39 @@ fn oracle_gpt2_is_read_as_openai_distributes_it() {
     }
 }
 
+/// A token of padding was trained by its lookups, which it is not in transformers.
+#[test]
+fn regression_padding_has_no_gradient_from_its_lookups() {
+    const TABLE: &str = "model.embed_tokens.weight";
+    let gradients = |padding: Option<i64>, tied: bool| {
+        let network = Llama { padding, tied, ..model() }.build().unwrap();
+        let builder = Pipeline::builder(network, inputs()).stages(2).seed(3).keep_gradients();
+        let builder = builder.loss(CrossEntropy::default()).optimizer(Adam::default());
+        let mut pipeline = builder.kind(Kind::Double).build().unwrap();
+        pipeline.train_step(tokens(7, LENGTH, 1), tokens(7, LENGTH, 6)).unwrap();
+        pipeline.gradients().unwrap()
+    };
+    let rows = |all: &[(String, Tensor)]| {
+        let table = all.iter().find(|(name, _)| name == TABLE).unwrap();
+        table.1.split(1, 0)
+    };
+    let (found, plain) = (gradients(Some(4), false), gradients(None, false));
+    for ((name, own), (_, plain)) in found.iter().zip(&plain) {
+        assert_eq!(own == plain, name != TABLE, "{name}");
+    }
+    for (token, (own, plain)) in rows(&found).iter().zip(rows(&plain)).enumerate() {
+        assert_ne!(plain, plain.zeros_like(), "{token}: or nothing is tested");
+        assert_eq!(*own, if token == 4 { plain.zeros_like() } else { plain }, "{token}");
+    }
+    let refused = Llama { padding: Some(31), ..model() }.build().unwrap();
+    let error = Pipeline::builder(refused, inputs()).build().err().unwrap().to_string();
+    assert!(error.contains("padding is token 31: use one from 0 to below 31"), "{error}");
+    // A tied table still learns from the logits.
+    let (found, plain) = (rows(&gradients(Some(4), true)), rows(&gradients(None, true)));
+    assert!(found[4] != plain[4] && found[4] != found[4].zeros_like());
+    assert!((0..31).all(|token| token == 4 || found[token] == plain[token]));
+}
+
 /// Every parameter has one name in a folder, and that name means this parameter.
 #[test]
 fn property_names_lead_there_and_back() {
@@ -466,6 +506,8 @@ fn property_a_written_config_is_read_as_the_same_model() {
     let all = [
         json!({}),
         json!({"attention_bias": true, "mlp_bias": true, "head_dim": 10}),
+        json!({"pad_token_id": 3}),
+        json!({"pad_token_id": -1}),
         json!({"rope_scaling": {"rope_type": "linear", "factor": 2.5}}),
         json!({"rope_scaling": {"rope_type": "dynamic", "factor": 2.5}}),
         json!({"rope_scaling": {"rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0,
@@ -490,7 +532,15 @@ fn property_a_written_config_is_read_as_the_same_model() {
         assert_eq!((read.network, &read.ends[..]), (network, &[7][..]), "{more}");
         assert!(text.contains("\"torch_dtype\": \"bfloat16\""), "{text}");
     }
+    // transformers refuses a Llama whose width is no multiple of its heads, but no Mistral.
+    let narrow = with(&json!({"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 8}));
+    let narrow = config(&narrow.to_string()).unwrap().network;
+    let text = written(&narrow, 7, "float32").unwrap();
+    assert!(text.contains("MistralForCausalLM") && config(&text).unwrap().network == narrow);
     let gpt2 = config(&gpt2().to_string()).unwrap().network;
+    let Network::Gpt2(own) = &gpt2 else { panic!("{gpt2:?}") };
+    let whole = Network::Gpt2(Transformer { split_blocks: false, ..own.clone() });
+    assert_eq!(written(&whole, 7, "float32"), written(&gpt2, 7, "float32"));
     assert_eq!(config(&written(&gpt2, 7, "float32").unwrap()).unwrap().network, gpt2);
     // Norms of heads with biases of queries, keys and values alone: nothing in transformers.
     let keys = with(&json!({"model_type": "qwen3"}));

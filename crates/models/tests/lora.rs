@@ -157,6 +157,14 @@ fn transparency_of_a_fine_tuning() {
     }
 }
 
+/// The first adapters were frozen at 0, without a word.
+#[test]
+fn regression_adapters_are_added_once() {
+    let model = model().build().unwrap().with_lora(&lora(&["q_proj"])).unwrap();
+    let error = model.with_lora(&lora(&["*.down_proj"])).err().unwrap().to_string();
+    assert!(error.contains("the model has adapters already"), "{error}");
+}
+
 #[test]
 fn oracle_only_adapters_have_float32_values_gradients_and_state() {
     let sequence = model().build().unwrap().with_lora(&lora(&["*_proj"])).unwrap();

@@ -20,7 +20,7 @@ use crate::{
 /// A table and a head whose logits are clipped.
 fn clipped() -> Sequence {
     let (vocabulary, features, tie) = (31, 6, None);
-    let table = TokenTable { vocabulary, features, std: 1.0, tie: tie.clone() };
+    let table = TokenTable { vocabulary, features, std: 1.0, tie: tie.clone(), padding: None };
     let head = Head { features, vocabulary, std: 1.0, logit_clip: 1.5, tie };
     Sequence::new().push("table", table).push("head", head)
 }

@@ -280,6 +280,7 @@ pub(crate) fn llama(config: &Config, model: &LlamaConfig, size: usize) -> Llama 
         head_norms: model.head_norms,
         attention_dropout: model.attention_dropout,
         tied: model.tied,
+        padding: None,
         std: 0.02,
     }
 }

@@ -22,6 +22,8 @@ pub struct TokenTable {
     pub std: f64,
     /// Name under which the table is tied to other weights.
     pub tie: Option<String>,
+    /// A token whose vector gets no gradient from its lookups, as PyTorch's `padding_idx`.
+    pub padding: Option<i64>,
 }
 
 /// Logits of the next token: [samples, positions, features] -> [samples, positions, vocabulary].
@@ -51,6 +53,12 @@ impl Layer for TokenTable {
 
     fn infer(&self, ctx: &mut Infer, inputs: &[TensorSpec]) -> Result<Vec<TensorSpec>, LayerError> {
         let input = only(inputs)?;
+        if let Some(token) = self.padding.filter(|own| !(0..self.vocabulary).contains(own)) {
+            let vocabulary = self.vocabulary;
+            return Err(LayerError::Value(format!(
+                "padding is token {token}: use one from 0 to below {vocabulary}"
+            )));
+        }
         match (input.kind, &input.shape[..]) {
             (Kind::Int64, &[samples, length]) => {
                 Ok(vec![TensorSpec::new([samples, length, self.features], ctx.parameter_kind())])
@@ -63,7 +71,8 @@ impl Layer for TokenTable {
 
     fn forward(&self, ctx: &mut Forward, inputs: &[Tensor]) -> Result<Vec<Tensor>, LayerError> {
         let known = known_tokens(ctx, only(inputs)?, self.vocabulary)?;
-        Ok(vec![Tensor::f_embedding(ctx.parameter(0)?, &known, -1, false, false)?])
+        let padding = self.padding.unwrap_or(-1); // there is none
+        Ok(vec![Tensor::f_embedding(ctx.parameter(0)?, &known, padding, false, false)?])
     }
 
     fn record(&self, tape: &mut Tape, inputs: &[Var]) -> Option<Vec<Var>> {

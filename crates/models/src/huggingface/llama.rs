@@ -82,8 +82,25 @@ pub(super) fn read(keys: &mut Keys, family: Family) -> Result<Llama> {
         head_norms: matches!(family, Family::Qwen3 | Family::Qwen3Moe),
         attention_dropout: keys.number_or("attention_dropout", 0.0)?,
         tied: keys.truth_or("tie_word_embeddings", false)?,
+        padding: padding(keys)?,
         std: keys.number_or("initializer_range", 0.02)?,
     })
+}
+
+/// The token of padding, whose vector is not trained by its lookups. PyTorch counts a negative
+/// number from the end of the vocabulary.
+fn padding(keys: &mut Keys) -> Result<Option<i64>> {
+    let vocabulary = keys.whole("vocab_size")?;
+    let Some(value) = keys.get("pad_token_id") else { return Ok(None) };
+    match value.as_i64() {
+        Some(token) if (0..vocabulary).contains(&token) => Ok(Some(token)),
+        Some(token) if (-vocabulary..0).contains(&token) => Ok(Some(vocabulary + token)),
+        _ => keys.wrong(
+            "pad_token_id",
+            &value,
+            &format!("it is a token of the {vocabulary} of vocab_size, or null"),
+        ),
+    }
 }
 
 /// The window of each block.
@@ -154,6 +171,9 @@ fn experts(keys: &mut Keys, family: Family, blocks: i64) -> Result<Option<Expert
     }
     let experts = new.or(old).ok_or_else(|| keys.missing("num_local_experts"))?;
     let weight = keys.number_or("router_aux_loss_coef", 0.001)?;
+    if weight < 0.0 {
+        return keys.wrong("router_aux_loss_coef", &weight.into(), "it is a number of at least 0");
+    }
     let is_balanced = keys.truth_or("output_router_logits", false)?;
     let (hidden, normalise, blocks) = match family {
         Family::Mixtral => {

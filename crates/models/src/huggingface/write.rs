@@ -14,7 +14,13 @@ use crate::{Llama, Transformer, llama::Experts, transformer::Gelu};
 pub fn written(network: &Network, end: u32, dtype: &str) -> Result<String, ConfigError> {
     // An architecture fits if what is read back is the same network.
     let candidates: Vec<Map<String, Value>> = match network {
-        Network::Llama(model) => Family::ALL.iter().map(|(name, _)| llama(model, name)).collect(),
+        Network::Llama(model) => {
+            let names = Family::ALL.iter().map(|(name, _)| *name);
+            // transformers 5 refuses a Llama (no other) whose width is no multiple of its heads.
+            let is_llama = model.features % model.heads.max(1) == 0;
+            let names = names.filter(|name| is_llama || *name != "llama");
+            names.map(|name| llama(model, name)).collect()
+        }
         Network::Gpt2(model) => vec![gpt2(model)],
     };
     for mut keys in candidates {
@@ -23,12 +29,20 @@ pub fn written(network: &Network, end: u32, dtype: &str) -> Result<String, Confi
         keys.insert("use_cache".into(), true.into());
         let text =
             serde_json::to_string_pretty(&keys).map_err(|error| ConfigError(error.to_string()))?;
-        if config(&text).is_ok_and(|read| read.network == *network) {
+        let is_same = |read: Network| match (read, network) {
+            // In how many layers a block is has no effect on what it computes.
+            (Network::Gpt2(read), Network::Gpt2(own)) => {
+                Transformer { split_blocks: own.split_blocks, ..read } == *own
+            }
+            (read, own) => read == *own,
+        };
+        if config(&text).is_ok_and(|read| is_same(read.network)) {
             return Ok(text + "\n");
         }
     }
     Err(ConfigError(
-        "no architecture of transformers has this combination of norms, biases and windows".into(),
+        "no architecture of transformers has this combination of width, norms, biases and windows"
+            .into(),
     ))
 }
 
@@ -68,6 +82,9 @@ fn llama(model: &Llama, model_type: &str) -> Map<String, Value> {
     }));
     if let Some(scaling) = scaling(&model.rotary) {
         keys.insert("rope_scaling".into(), scaling);
+    }
+    if let Some(token) = model.padding {
+        keys.insert("pad_token_id".into(), token.into());
     }
     if let Some(own) = &model.experts {
         experts(&mut keys, own, model_type);

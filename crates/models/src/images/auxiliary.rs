@@ -1,6 +1,6 @@
-//! An auxiliary classifier in the middle of a network, used only in training. Its loss reaches the
-//! lower layers by a shorter path (Szegedy et al. 2015, section 5). In AmoebaNet's published
-//! program it is at two thirds of the depth.
+//! An auxiliary classifier in the middle of a network. Its loss reaches the lower layers by a
+//! shorter path (Szegedy et al. 2015, section 5). In AmoebaNet's published program it is at two
+//! thirds of the depth. Evaluation and prediction compute it, too.
 
 use gpipe::{
     Forward, Infer, Layer, LayerError, ParameterSpec, TensorSpec,

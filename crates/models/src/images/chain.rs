@@ -165,6 +165,11 @@ impl Step {
             }
         };
         let halved = |size: i64, stride: i64| (size - 1) / stride + 1;
+        if matches!(self, Self::InstanceNorm) && height * width == 1 {
+            return Err(LayerError::Shape(format!(
+                "it got {input}: the norm of a single pixel is 0, use larger images or less depth"
+            )));
+        }
         let shape = match self {
             Self::Relu | Self::LeakyRelu | Self::InstanceNorm | Self::ChannelDropout(_) => {
                 [samples, channels, height, width]
