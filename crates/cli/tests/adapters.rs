@@ -1,9 +1,10 @@
 //! Low-rank adapters in the command. `transparency_`: the same result at every K, schedule and
 //! policy, and after a resumption; `oracle_`: exported weights; `fault_`: invalid settings.
 
-use std::fs;
+use std::{collections::HashMap, fs};
 
 use serde_json::Value;
+use tch::{Kind, Tensor};
 
 use crate::{
     common::Folder,
@@ -107,6 +108,7 @@ fn oracle_adapters_are_exported_alone_and_merged() {
         .collect();
     let maps = ["down_proj", "gate_proj", "k_proj", "o_proj", "q_proj", "up_proj", "v_proj"];
     assert_eq!(targets, maps);
+    merged_are_base_and_product(&folder);
     let listed = folder.succeeds(&["inspect", "adapter/adapter_model.safetensors"]);
     let name = "base_model.model.model.layers.2.mlp.down_proj.lora_B.weight";
     assert!(listed.contains(name), "{listed}");
@@ -122,6 +124,40 @@ fn oracle_adapters_are_exported_alone_and_merged() {
     folder.refuses(&["eval", "base", "--data", "chats.jsonl"], &["data.chat_template"]);
     let named = ["--set", "data.chat_template=chat.jinja"];
     folder.succeeds(&[&["eval", "base", "--data", "chats.jsonl"], &named[..]].concat());
+}
+
+/// The tensors of a file, by name.
+fn tensors(folder: &Folder, file: &str) -> HashMap<String, Tensor> {
+    gpipe_checkpoint::weights::load(&folder.path(file)).unwrap().into_iter().collect()
+}
+
+/// A merged weight is that of the base, plus alpha / rank times the product of the exported pair.
+fn merged_are_base_and_product(folder: &Folder) {
+    let (base, merged) =
+        (tensors(folder, "base/model.safetensors"), tensors(folder, "merged/model.safetensors"));
+    let adapter = tensors(folder, "adapter/adapter_model.safetensors");
+    assert_eq!(adapter.len(), 2 * 21);
+    let mut adapted = 0;
+    for (name, merged) in &merged {
+        let base = base[name].to_kind(Kind::Float);
+        let of = |which: &str| {
+            let layer = name.strip_suffix(".weight")?;
+            adapter.get(&format!("base_model.model.{layer}.{which}.weight"))
+        };
+        let expected = match (of("lora_A"), of("lora_B")) {
+            (Some(a), Some(b)) => {
+                adapted += 1;
+                let product = b.matmul(a) * 2.0; // alpha 6, rank 3
+                assert!(product.abs().max().double_value(&[]) > 1e-3, "or nothing is tested");
+                base + product
+            }
+            _ => base,
+        };
+        // Weights are below 1, and the sum is rounded to float32.
+        let apart = (merged - expected).abs().max().double_value(&[]);
+        assert!(apart < 1e-6, "{name}: {apart}");
+    }
+    assert_eq!(adapted, 21);
 }
 
 #[test]

@@ -10,6 +10,21 @@ use std::fs;
 use common::{Folder, bytes};
 
 #[test]
+fn oracle_completions_have_every_command() {
+    let folder = Folder::new();
+    let commands = folder.succeeds(&["--help"]);
+    let names = ["train", "eval", "generate", "plan", "launch", "export", "completions"];
+    for shell in ["bash", "zsh", "fish"] {
+        let script = folder.succeeds(&["completions", shell]);
+        for name in names {
+            assert!(commands.contains(name) && script.contains(name), "{shell}: {name}");
+        }
+        assert!(script.contains("micro-batches"), "{shell}: a flag");
+    }
+    folder.refuses(&["completions", "tcl"], &["tcl", "bash"]);
+}
+
+#[test]
 fn oracle_a_run_writes_what_it_promises() {
     let folder = Folder::new();
     let printed = folder.train(&["--out", "run"]);

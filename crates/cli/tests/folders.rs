@@ -163,6 +163,11 @@ fn oracle_what_is_exported_is_the_same_model() {
         .sum();
     assert_eq!(index["metadata"]["total_size"], total);
 
+    // A training begins with the folder's weights: without a learning rate, it ends with them.
+    folder.succeeds(&from("still", &["--set", "optimizer.lr=0"]));
+    folder.succeeds(&["export", "still", "--to", "from-training"]);
+    assert_eq!(tensors(&folder.path("model")), tensors(&folder.path("from-training")));
+
     // In, and out again: by a weights file, by a training's checkpoint before its first step, and
     // from folder to folder.
     folder.succeeds(&["import", "model", "--out", "imported/weights.safetensors"]);

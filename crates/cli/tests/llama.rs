@@ -33,7 +33,7 @@ mini_batch = 7
 validation_tokens = 100
 "#;
 
-fn folder() -> Folder {
+pub fn folder() -> Folder {
     let folder = Folder::new();
     fs::write(folder.path("tiny.toml"), CONFIG).unwrap();
     folder

@@ -107,16 +107,39 @@ fn transparency_of_a_training_on_samples() {
     // The second run found the cached tokens of the first.
     assert_eq!(fs::read_dir(folder.path("kept")).unwrap().count(), 1);
 
-    let said = "stage bubble\n\n/reset\nmicro\n";
-    let greedy = ["--temperature", "0", "--tokens", "9", "--system", "layer"];
-    let talked = chat(&folder, said, &greedy);
-    assert!(talked.status.success(), "{}", String::from_utf8_lossy(&talked.stderr));
-    let text = String::from_utf8(talked.stdout.clone()).unwrap();
-    assert!(text.ends_with('\n') && !text.contains("</>"), "{text}");
-    let more = [&greedy[..], &["--stages", "3"]].concat();
-    assert_eq!(talked.stdout, chat(&folder, said, &more).stdout);
     folder.succeeds(&["eval", "two", "--text", "text.txt", "--tokens", "50"]);
     folder.succeeds(&["generate", "two", "--prompt", "stage", "--tokens", "3"]);
+}
+
+/// Every answer is what `generate` continues the conversation with, as the template writes it.
+#[test]
+fn oracle_a_chat_continues_what_its_template_writes() {
+    let folder = folder();
+    // Large steps, so that answers depend on every message.
+    let large = ["--steps", "3", "--set", "optimizer.lr=0.3", "--set", "optimizer.warmup_steps=1"];
+    folder.succeeds(&[&["train", "tuned.toml", "--out", "two"], &large[..]].concat());
+    let greedy = ["--temperature", "0", "--tokens", "9", "--system", "layer"];
+    // The system's message begins each conversation.
+    let answer = |conversation: &str| {
+        let prompt = format!("<system>layer</>{conversation}<assistant>");
+        let generate = ["generate", "two", "--prompt", &prompt, "--stop", "</>", "--json"];
+        let line = folder.succeeds(&[&generate[..], &greedy[..4]].concat());
+        let line: Value = serde_json::from_str(&line).unwrap();
+        line["text"].as_str().unwrap().to_owned()
+    };
+    let texts = ["stage bubble", "micro", "layer batch", "bubble"];
+    let anew: Vec<String> = texts.iter().map(|text| answer(&format!("<user>{text}</>"))).collect();
+    assert!(anew.iter().any(|own| *own != anew[0]), "or nothing is tested: {anew:?}");
+    let said = format!("{}\n\n", texts.join("\n/reset\n"));
+    let talked = chat(&folder, &said, &greedy);
+    assert!(talked.status.success(), "{}", String::from_utf8_lossy(&talked.stderr));
+    assert_eq!(String::from_utf8(talked.stdout.clone()).unwrap(), anew.join("\n") + "\n");
+    let more = [&greedy[..], &["--stages", "3"]].concat();
+    assert_eq!(talked.stdout, chat(&folder, &said, &more).stdout);
+    let first = &anew[0];
+    let further = answer(&format!("<user>stage bubble</><assistant>{first}</><user>micro</>"));
+    let talked = chat(&folder, "stage bubble\nmicro\n", &greedy).stdout;
+    assert_eq!(String::from_utf8(talked).unwrap(), format!("{first}\n{further}\n"));
 }
 
 #[test]
@@ -145,6 +168,10 @@ fn oracle_sources_have_their_weights() {
     let printed = folder.succeeds(&["train", "weighted.toml", "--out", "mixed"]);
     assert!(printed.contains("a.jsonl: 27 samples"), "{printed}");
     assert!(printed.contains("weight 3") && printed.contains("weight 1"), "{printed}");
+    let even = weighted.replace("weight = 3", "weight = 1");
+    fs::write(folder.path("even.toml"), &even).unwrap();
+    folder.succeeds(&["train", "even.toml", "--out", "even"]);
+    assert!(folder.weights("mixed") != folder.weights("even"), "the weights have no effect");
     folder.refuses(
         &["train", "weighted.toml", "--resume", "mixed", "--set", "data.sources=[]"],
         &["data.files"],

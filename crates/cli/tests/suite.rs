@@ -15,6 +15,7 @@ mod foreign_weights;
 mod image_faults;
 mod images;
 mod interchange;
+mod keys;
 mod ledger;
 mod llama;
 mod lost_files;

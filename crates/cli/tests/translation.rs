@@ -72,7 +72,7 @@ fn pairs() -> Vec<(String, String, String)> {
     all.collect()
 }
 
-fn folder() -> Folder {
+pub fn folder() -> Folder {
     let folder = Folder::new();
     let pairs = pairs();
     let lines = |line: &dyn Fn(&(String, String, String)) -> String| {

@@ -226,7 +226,10 @@ fn regression_a_process_that_was_started_by_hand_and_is_killed_while_it_joins() 
     // The third never comes, so that the first two wait.
     second.kill().unwrap_err();
     assert_eq!(first.end(), Ok(1), "{}", first.printed);
-    assert!(first.printed.contains("rank 1: no sign of life for 5."), "{}", first.printed);
+    // Five seconds, or a little more on a busy machine, and never the timeout.
+    let (_, silence) = first.printed.split_once("rank 1: no sign of life for ").unwrap();
+    let seconds: f64 = silence.split('s').next().unwrap().parse().unwrap();
+    assert!((5.0..60.0).contains(&seconds), "{}", first.printed);
 }
 
 #[test]
