@@ -1,5 +1,6 @@
 """Models that a pipeline refuses, and what it says."""
 
+import copy
 import threading
 
 import numpy as np
@@ -211,6 +212,28 @@ def test_regression_verify_cuts_for_every_schedule():
     assert len(found.runs) == 2 * len(schedules)
 
 
+def test_every_policy_and_several_threads():
+    layers = [nn.Sequential(nn.Linear(6, 64), nn.GELU(), nn.Dropout(0.1), nn.Linear(64, 6))
+              for _ in range(4)]
+    own = nn.Sequential(*layers)
+    x, y = torch.randn(32, 6), torch.randn(32, 6)
+    remats = ["offload", "keep:1", "segments:2", "selective", "never"]
+    found = gpipe.verify(own, x, [1, 2], schedules=["1f1b"], remats=remats)
+    assert len(found.runs) == 2 * len(remats)
+
+    def trained(stages):
+        copied = copy.deepcopy(own)
+        with gpipe.Pipeline(copied, x, stages=stages, threads=2, micro_batches=2,
+                            loss=nn.MSELoss(),
+                            optimizer=torch.optim.SGD(copied.parameters(), 0.1)) as pipe:
+            loss = pipe.train_step(x, y).loss
+        return loss, copied.state_dict()
+
+    one, two = trained(1), trained(2)
+    assert one[0] == two[0]
+    assert all(torch.equal(one[1][name], two[1][name]) for name in one[1])
+
+
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
 def test_regression_batch_norms_evaluate_in_every_dtype(dtype):
     """The running statistics stay in float32, and PyTorch refused them beside weights of fewer
@@ -230,9 +253,11 @@ def test_regression_batch_norms_evaluate_in_every_dtype(dtype):
             own.train()
             assert torch.equal(called.float(), predicted)
             assert torch.equal(with_gradients.float(), predicted)
-            # bfloat16 has 8 bits; outputs are about 1.
-            torch.testing.assert_close(predicted, expected, rtol=0.05, atol=0.05)
-            assert loss == pytest.approx(nn.functional.mse_loss(expected, y).item(), rel=0.05)
+            # Outputs are about 1, after five roundings of at most eps / 2 each, of sums of up to 18
+            # products.
+            bound = 8 * torch.finfo(dtype).eps
+            torch.testing.assert_close(predicted, expected, rtol=bound, atol=bound)
+            assert loss == pytest.approx(nn.functional.mse_loss(expected, y).item(), rel=bound)
             pipe.train_step(x, y)
         own[1].eval()  # frozen statistics
         before = own[1].running_mean.clone()

@@ -213,10 +213,18 @@ LOSSES = {
     "soft margin": (nn.SoftMarginLoss(), (7, 3), outputs(7, 3).sign()),
     "hinge": (nn.HingeEmbeddingLoss(), (7, 3), outputs(7, 3).sign()),
     "margin": (nn.MultiMarginLoss(), (7, 3), classes((7,), 3)),
+    # The classes of a sample, up to the first -1.
+    "margin of several": (nn.MultiLabelMarginLoss(), (7, 3),
+                          torch.tensor([[0, 2, -1]] * 4 + [[1, -1, -1]] * 3)),
+    "probability": (nn.BCELoss(), (7, 3), outputs(7, 3).sigmoid()),
     "divergence": (nn.KLDivLoss(reduction="batchmean"), (7, 3), outputs(7, 3).softmax(-1)),
     "mean divergence": (nn.KLDivLoss(), (7, 3), outputs(7, 3).softmax(-1)),
     "own": (lambda a, b: (((a - b) ** 4).sum(), b.numel()), (7, 3), outputs(7, 3)),
 }
+
+
+def test_every_loss_is_compared():
+    assert {type(loss) for loss, *_ in LOSSES.values()} >= gpipe.loss.COUNTS.keys()
 
 
 @pytest.mark.parametrize("name", LOSSES)
@@ -225,6 +233,8 @@ def test_losses_are_pytorchs(name):
     torch.manual_seed(0)
     last = nn.Unflatten(1, shape[1:])
     own = nn.Sequential(nn.Linear(6, 15 if len(shape) == 3 else 3), last).double()
+    if name == "probability":
+        own.append(nn.Sigmoid())
     x = batch(7, dtype=torch.float64)[0]
     if name == "own":
         expected = ((own(x) - target) ** 4).mean()
@@ -394,7 +404,7 @@ def test_regression_a_member_that_is_unfrozen_has_its_groups_rate():
 
 def test_regression_accumulate_adds_into_the_gradients_memory():
     """It put other tensors there, so that a flat buffer of all gradients stayed as it was."""
-    own = model()
+    own = smooth(torch.float32)
     flat = torch.zeros(sum(parameter.numel() for parameter in own.parameters()))
     at = 0
     for parameter in own.parameters():
@@ -405,7 +415,7 @@ def test_regression_accumulate_adds_into_the_gradients_memory():
         assert flat.abs().sum() > 0
         once = flat.clone()
         pipe.accumulate(*batch())
-        assert not torch.equal(flat, once)
+        assert torch.equal(flat, 2 * once)
 
 
 @pytest.mark.parametrize("call", ["load", "sync"])
