@@ -285,7 +285,7 @@ def elsewhere(found):
     ]
 
 
-def with_their_products(folder):
+def with_their_kernels(folder):
     """The speed-up of the README's first row with PyTorch's own kernels, in a sentence."""
     row = README_ROWS[0]
     results = steps.read(folder)["results"]
@@ -319,7 +319,7 @@ def readme_table(found):
     ]
     if has_even:
         sentences.append(f"*Even*: 1 is between {among}.")
-    sentences += with_their_products(parts["gpt"]) + elsewhere(found)
+    sentences += with_their_kernels(parts["gpt"]) + elsewhere(found)
     return [BEGIN, "", *paragraph(" ".join(sentences)), "", *of_table(header, rows), "", END]
 
 
