@@ -92,7 +92,7 @@ impl Layer for LlamaBlock {
         };
         if of_mlp != self.attention.features || hidden < 1 {
             return Err(LayerError::Shape(format!(
-                "its feed-forward part takes {of_mlp} features and has {hidden} inside: use {} and \
+                "its feed-forward part has {of_mlp} features and {hidden} hidden ones: use {}, and \
                 at least 1",
                 self.attention.features
             )));

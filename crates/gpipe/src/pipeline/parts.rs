@@ -140,14 +140,15 @@ impl Pipeline {
             }
         }
         let gradients = self.check_gradients(outputs, gradients.into_tensors())?;
+        let mut first = vec![0; gradients.len()];
         let of = |micro_batch: usize| -> Result<Vec<Option<Tensor>>> {
-            let narrow = |(at, grad): (usize, &Option<Tensor>)| {
-                let mut rows = outputs.rows.iter().map(|own| own.get(at).copied().unwrap_or(0));
-                let first: i64 = rows.by_ref().take(micro_batch).sum();
-                let count = rows.next().unwrap_or(0);
-                grad.as_ref().map(|grad| Ok(grad.f_narrow(0, first, count)?)).transpose()
+            let rows = outputs.rows.get(micro_batch);
+            let narrow = |(at, (grad, first)): (usize, (&Option<Tensor>, &mut i64))| {
+                let count = rows.and_then(|own| own.get(at)).copied().unwrap_or(0);
+                let from = std::mem::replace(first, *first + count);
+                grad.as_ref().map(|grad| Ok(grad.f_narrow(0, from, count)?)).transpose()
             };
-            gradients.iter().enumerate().map(narrow).collect()
+            gradients.iter().zip(&mut first).enumerate().map(narrow).collect()
         };
         let batch = MiniBatch {
             slices: outputs.slices.clone(),
@@ -315,9 +316,10 @@ impl Pipeline {
     ///
     /// # Errors
     /// [`Error::Setting`] and [`Error::Input`] before anything runs: the gradients remain.
-    /// [`Error::Step`] and [`Error::NotFinite`] from the update: nothing is updated then, except as
-    /// [`Pipeline::accept_torn_update`] says, and the gradients are discarded. In float16, an
-    /// update whose gradients overflow is not an error: it is reported as skipped.
+    /// [`Error::Step`], [`Error::NotFinite`] and [`Error::Peer`] from the update: nothing is
+    /// updated then, except as [`Pipeline::accept_torn_update`] says, and the gradients are
+    /// discarded. In float16, an update whose gradients overflow is not an error: it is reported as
+    /// skipped.
     pub fn update(&mut self) -> Result<UpdateReport> {
         if self.training.optimizer.is_none() {
             return Err(Error::Setting(
