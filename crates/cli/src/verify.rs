@@ -92,9 +92,9 @@ fn compare(arguments: &VerifyArguments, processes: &Processes) -> Result<(), Cli
     let variants = variants(arguments, &config, processes.count())?;
     if config.pipeline.devices.0.len() > 1 {
         return Err(CliError::Usage(format!(
-            "verify compares several numbers of stages, {} names a device for each of one number: \
-            name one device for all, such as --device {}",
-            config.pipeline.devices, config.pipeline.devices.0[0]
+            "verify compares several numbers of stages, so it takes one device for all: give \
+            --device {}, not {}",
+            config.pipeline.devices.0[0], config.pipeline.devices
         )));
     }
     setup::check_images(&config, processes)?;

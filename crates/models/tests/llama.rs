@@ -319,7 +319,10 @@ fn fault_configurations_that_are_not_supported_are_refused_by_name() {
             "there is no sliding_window",
         ),
         (json!({"sliding_window": 5}), "sliding_window is 5: this key is not supported"),
-        (json!({"pad_token_id": 100}), "pad_token_id is 100: it is a token of the"),
+        (
+            json!({"pad_token_id": 100}),
+            "pad_token_id is 100: it is a token below vocab_size, which is 100",
+        ),
         (
             json!({"model_type": "mixtral", "num_local_experts": 4, "num_experts_per_tok": 2,
                 "router_aux_loss_coef": -0.5}),

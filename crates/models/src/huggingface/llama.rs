@@ -98,7 +98,7 @@ fn padding(keys: &mut Keys) -> Result<Option<i64>> {
         _ => keys.wrong(
             "pad_token_id",
             &value,
-            &format!("it is a token of the {vocabulary} of vocab_size, or null"),
+            &format!("it is a token below vocab_size, which is {vocabulary}, or null"),
         ),
     }
 }
